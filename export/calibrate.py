@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from llamac.engine.model import Model, SessionDefaults
+from llamac.engine.model import Model
+from llamac.engine.session_defaults import SessionDefaults
 from llamac.errors import ExportError
 from llamac.export.checkpoint import Checkpoint, LayerConfig, ModelConfig
 from llamac.export.dtypes import exact_dtype

@@ -1,4 +1,4 @@
-# The core's allocator for this module (mem.h, whose mem_free frees), and what a session can need. Part of _core.pyx.
+# The core's allocator for this module (mem.h; mem_free frees). Part of _core.pyx.
 
 cdef void *allocate(size_t count, size_t size, const char *purpose) except NULL:
     """Allocate zeroed memory."""
@@ -23,9 +23,3 @@ cdef int32_t *more_ids(int32_t *ids, int n, int capacity) except NULL:
         memcpy(grown, ids, <size_t>n * sizeof(int32_t))
     mem_free(ids)
     return grown
-
-
-def memory_limits(Session session not None, int length):
-    """Return the most bytes of activations, and of KV pages of one sequence that grows to `length` positions."""
-    session._check_open()
-    return session_scratch_limit(session._ptr), session_pages_limit(session._ptr, length)

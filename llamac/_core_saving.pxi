@@ -151,14 +151,14 @@ def snapshot(Session session not None):
         for i in range(session.n_sequences):
             length = llamac_length(session._ptr, i)
             states = state_lengths(session, i)
-            ids = (<char *>session._ids[i])[:<size_t>length * sizeof(int32_t)] if length else b""
+            ids = (<char *>session._tokens._ids[i])[:<size_t>length * sizeof(int32_t)] if length else b""
             starts, pages = [], []
             for g in range(n_groups):
                 start = llamac_first_position(session._ptr, i, g)
                 starts.append(start)
                 end = (length + positions - 1) // positions if heads[g] else len(states)
                 pages.append([_hold_page(session, i, g, p, &err) for p in range(start // positions, end)])
-            found.append((ids, session._shifts[i], starts, pages, states))
+            found.append((ids, session._tokens._shifts[i], starts, pages, states))
         logits = (<char *>session._logits)[:<size_t>session.vocab_size * sizeof(float)] if session._has_logits else None
         return found, logits
     finally:
@@ -219,7 +219,7 @@ cdef class _SequenceContent:
         check(llamac_check_restore(session._ptr, self._sequence, length, &self._starts[0], self._pointers,
                                    self._n_pages, self._lengths, self._n_states, &err), &err)
         if length:
-            session._reserve_ids(self._sequence, length - 1)
+            session._tokens._reserve(self._sequence, length - 1)
         for page in self._pages:
             page._write_staged()
         return 0
@@ -236,8 +236,8 @@ cdef class _SequenceContent:
         for page in self._pages:
             page._is_new, page._staged = False, None
         if length:
-            memcpy(session._ids[self._sequence], &self._ids[0], <size_t>length * sizeof(int32_t))
-        session._set_shift(self._sequence, self._shift, length)
+            memcpy(session._tokens._ids[self._sequence], &self._ids[0], <size_t>length * sizeof(int32_t))
+        session._tokens._set_shift(self._sequence, self._shift, length)
         return 0
 
 

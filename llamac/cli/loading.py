@@ -10,7 +10,8 @@ from typing import Any
 
 from llamac.arguments import parse_adapters
 from llamac.cli.text import safe_error
-from llamac.engine.model import Model, SessionDefaults
+from llamac.engine.model import Model
+from llamac.engine.session_defaults import SessionDefaults
 from llamac.progress import Progress, bars, silent
 from llamac.sources.loading import open_model
 

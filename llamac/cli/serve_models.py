@@ -7,7 +7,8 @@ import logging
 from pathlib import Path
 
 from llamac.engine.batching.engine import Engine
-from llamac.engine.model import Model, SessionDefaults
+from llamac.engine.model import Model
+from llamac.engine.session_defaults import SessionDefaults
 from llamac.errors import ArgumentError
 from llamac.server.models import Entry, Models, Need, need_of
 from llamac.server.models_file import ModelSettings, ServedModel, read_models

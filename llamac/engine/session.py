@@ -1,6 +1,7 @@
-"""The session class: sequences of tokens with their KV cache, and the evals that extend them.
+"""The session class: sequences of tokens with their KV cache, and the evals that extend, cut and shift them.
 
-Evals that can take long are interruptible (interrupt.py).
+Evals that can take long are interruptible (interrupt.py). The mixins have the methods that generate text
+(generating.py), copy sequences (cache/copyable.py), and save and load them (cache/savable.py).
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 from llamac import _core, arguments
 from llamac.arguments import AUTO, KV_DTYPES, KV_NUMBERS, NUMERICS, KVDtype, Numerics, wrong_type
 from llamac.engine.cache import recurrent
-from llamac.engine.cache.moving import copy_content, leave_device
+from llamac.engine.cache.copyable import Copyable
+from llamac.engine.cache.moving import leave_device
 from llamac.engine.cache.savable import Savable
 from llamac.engine.closeable import Closeable
 from llamac.engine.generating import Generating
@@ -46,7 +48,7 @@ Observations = Sequence[tuple[int, int, Any]]  # stage, layer, buffer
 assert all(_core.dtype_name(KV_NUMBERS[name]) == name for name in KV_DTYPES)
 
 
-class Session(Generating, Savable, Closeable):
+class Session(Generating, Copyable, Savable, Closeable):
     """Sequences of tokens with their KV cache. `Model.session` makes one.
 
     Only one thread at a time can use a session; others get BusyError. `cancel` works from any thread. A session is a
@@ -74,25 +76,23 @@ class Session(Generating, Savable, Closeable):
 
         if not isinstance(model, Model):
             raise wrong_type("model", model, "a Model: open one with llamac.load(path)")
-        defaults = model._session_defaults
         context = model._context_limit(context)
-        kv_dtype = defaults.kv_dtype if kv_dtype is None else kv_dtype
-        threads = defaults.threads if threads is None else threads
-        isa = defaults.isa if isa is None else isa
+        defaults = model._session_defaults
         draft_model = draft_model_of(model, draft_model, defaults.draft_model)
-        numerics = defaults.numerics if numerics is None else numerics
-        arguments.check_session_names(kv_dtype, isa, numerics)
+        settings = defaults.overridden(kv_dtype=kv_dtype, threads=threads, isa=isa, numerics=numerics, device=device)
+        arguments.check_session_names(settings.kv_dtype, settings.isa, settings.numerics)
         self._drafting: Drafter | None = None  # opened on first use
         self._n_drafted = 1  # number of sequences for which a model drafts at a time
-        self._numerics = numerics
-        device = defaults.device if device is None else device
-        self._device = model._on_device(device)
-        self._falls_back = device == AUTO and self._device != "cpu"  # to the CPU if the device fails
-        draft_model = beside(model, self._device, draft_model, is_auto=device == AUTO)
+        self._numerics = settings.numerics
+        is_auto = settings.device == AUTO
+        self._device = model._on_device(settings.device)
+        self._falls_back = is_auto and self._device != "cpu"  # to the CPU if the device fails
+        draft_model = beside(model, self._device, draft_model, is_auto=is_auto)
         self._draft_model = None if is_drafter(draft_model) else draft_model
         self._replacement: Session | None = None  # what then computes the tokens again
         # an explicit number of threads is fixed; the default follows the machine
         self._default_threads: machine.DefaultThreads | None = None
+        threads = settings.threads
         if threads is None:
             self._default_threads = machine.DefaultThreads(model.weight_bytes)
             threads = self._default_threads.now()
@@ -106,10 +106,10 @@ class Session(Generating, Savable, Closeable):
             model._core,
             sequences=sequences,
             context=context,
-            kv_dtype=KV_NUMBERS[kv_dtype],
+            kv_dtype=KV_NUMBERS[settings.kv_dtype],
             threads=threads,
-            isa=machine.choose_isa(isa),
-            numerics=NUMERICS.index(numerics),
+            isa=machine.choose_isa(settings.isa),
+            numerics=NUMERICS.index(settings.numerics),
             on_device=self._device != "cpu",
             drafter=reader_of(draft_model),
         )
@@ -354,83 +354,6 @@ class Session(Generating, Savable, Closeable):
         windows and for short sequences; with recurrent layers it is the sequence's length.
         """
         return self._core.shortest_length(sequence)
-
-    def fork(self, *, sequence: int = 0, length: int | None = None, sequences: int = 1) -> Session:
-        """Open a session whose sequence 0 is a prefix of a sequence of this one. Both share the memory of the prefix.
-
-        The new session has the same settings. Its results have the same bits as if it had computed the prefix itself.
-
-        Args:
-            sequence: The sequence's index.
-            length: Positions of the prefix. Default: all.
-            sequences: Number of sequences of the new session.
-
-        Raises:
-            ArgumentError: If the sequence cannot be cut to this length, as for `truncate`.
-            BusyError: If another thread uses this session.
-        """
-        if self._falls_back and (failure := self._model._lost) is not None:
-            leave_device(self, failure)  # both sessions must be on one device
-        forked = self._like(sequences, AUTO if self._falls_back else self._device)
-        try:
-            recurrent.fork(self, self.length(sequence) if length is None else length, sequence, forked, 0)
-        except BaseException:
-            forked.close()
-            raise
-        return forked
-
-    def to(self, device: str) -> Session:
-        """Open a session on another device, with the same settings and a copy of this session's state.
-
-        This session does not change. Both continue with the same bits. If the device of this session has failed, the
-        new one computes the tokens again.
-
-        Args:
-            device: As for `llamac.load`.
-
-        Raises:
-            DeviceError: If the device does not exist or fails; or if this session's device has failed after a shift
-                moved positions.
-            OutOfMemoryError: If the device has too little memory.
-            BusyError: If another thread uses this session.
-        """
-        moved = self._like(self._n_sequences, device)
-        try:
-            copy_content(self, moved)
-        except BaseException:
-            moved.close()
-            raise
-        return moved
-
-    def _like(self, sequences: int, device: str) -> Session:
-        """Open a session with the settings of this one."""
-        context, _, _, isa, *_ = self._core.describe()
-        draft_model = self._draft_model if self._head is None else self._head.file
-        return Session(
-            self._model,
-            context=context,
-            sequences=sequences,
-            kv_dtype=self.kv_dtype,
-            threads=None if self._default_threads is not None else self._threads,
-            isa=isa,
-            draft_model=None if draft_model is None or draft_model.closed else draft_model,
-            numerics=self.numerics,
-            device=device,
-        )
-
-    def copy_sequence(self, source: int, target: int, *, length: int | None = None) -> None:
-        """Make a sequence equal to a prefix of another one. They share memory as after `fork`.
-
-        Args:
-            source: The index of the sequence to copy.
-            target: The index of the sequence to replace.
-            length: Positions to copy. Default: all.
-
-        Raises:
-            ArgumentError: If a sequence does not exist, or `source` cannot be cut to this length, as for `truncate`.
-            CancelledError, OutOfMemoryError, DeviceError: As for `truncate`, about `target`.
-        """
-        recurrent.fork(self, self.length(source) if length is None else length, source, self, target)
 
     def cancel(self) -> None:
         """Stop the eval that another thread runs, within 50 ms. The eval raises CancelledError; a stream ends."""

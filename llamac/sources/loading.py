@@ -23,7 +23,8 @@ from llamac.arguments import (
     file_path,
     wrong_type,
 )
-from llamac.engine.model import Model, Origin, SessionDefaults
+from llamac.engine.model import Model, Origin
+from llamac.engine.session_defaults import SessionDefaults
 from llamac.errors import ArgumentError, ArgumentTypeError, TokenizerError, UnsupportedError, warn
 from llamac.format.detect import HUB, is_foreign
 from llamac.format.flatfile import FlatFile

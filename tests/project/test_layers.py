@@ -190,7 +190,7 @@ def test_other_libraries_are_imported_only_inside_functions(path: Path) -> None:
 # The rungs of the package, lowest first. A module imports only its own rung and lower ones, including imports inside
 # functions and for type checkers. Each entry is a module or a subpackage.
 RUNGS: tuple[tuple[str, ...], ...] = (
-    ("llamac.errors", "llamac.exit_codes", "llamac.progress", "llamac.models"),
+    ("llamac.errors", "llamac.exit_codes", "llamac.plan_records", "llamac.progress", "llamac.models"),
     ("llamac.arguments", "llamac.sizes", "llamac.interrupt"),
     ("llamac._core",),
     ("llamac.format",),
@@ -254,11 +254,11 @@ def test_python_imports_go_downward_only(path: Path) -> None:
 # The parts of the engine, lowest first. What a module imports with itself is on its own rung or lower. Functions and
 # type checkers may look upward: a session's `generate` is a call of the loop above it.
 ENGINE_RUNGS: tuple[tuple[str, ...], ...] = (
-    ("hardware", "rows", "work", "identity", "closeable", "shared_set"),
+    ("hardware", "rows", "work", "identity", "closeable", "shared_set", "session_defaults"),
     ("prompts",),
     ("sampling",),
     ("cache", "speculation"),
-    ("model_file", "memory", "observing", "session", "generating", "model"),
+    ("model_file", "memory", "observing", "session", "generating", "evaluating", "model"),
     ("generation",),
     ("receipts", "scoring", "inspection"),
     ("batching",),

@@ -20,7 +20,7 @@ MAX_CALLS, MAX_FILES = 14, 9
 # Calls through a pointer, a decorator or an iteration, and the text that makes the next function the called one.
 INDIRECT = {
     ("Model.stream", "in_scope"): ("llamac/engine/generation/stream.py", "    @_core.scoped\n    def __next__(self)"),
-    ("in_scope", "Stream.__next__"): ("llamac/_core.pyx", "def scoped(method):"),
+    ("in_scope", "Stream.__next__"): ("llamac/_core_session.pxi", "def scoped(method):"),
     ("pool_run", "forward"): (
         "csrc/eval.c",
         "return (struct pool_job){ e->session->threads, e->n_rows <= SHORT_ROWS, forward",

@@ -15,6 +15,25 @@ if TYPE_CHECKING:
     from llamac.engine.session import Session
 
 
+def open_like(session: Session, sequences: int, device: str) -> Session:
+    """Open a session on a device, with the settings of another one."""
+    from llamac.engine.session import Session
+
+    context, _, _, isa, *_ = session._core.describe()
+    draft_model = session._draft_model if session._head is None else session._head.file
+    return Session(
+        session._model,
+        context=context,
+        sequences=sequences,
+        kv_dtype=session.kv_dtype,
+        threads=None if session._default_threads is not None else session._threads,
+        isa=isa,
+        draft_model=None if draft_model is None or draft_model.closed else draft_model,
+        numerics=session.numerics,
+        device=device,
+    )
+
+
 def copy_content(source: Session, target: Session) -> None:
     """Copy all sequences, and the logits for `sample`, to a session with the same settings.
 
@@ -115,7 +134,7 @@ def leave_device(session: Session, failure: DeviceError, rows: Sequence[int] = (
     if not session._falls_back:
         raise failure
     session._model._leave_device(failure)
-    with contextlib.closing(session._like(session._n_sequences, "cpu")) as replacement:
+    with contextlib.closing(open_like(session, session._n_sequences, "cpu")) as replacement:
         session._replacement = replacement  # for `cancel`
         try:
             replacement._core.follow(session._core)

@@ -19,9 +19,10 @@ from llamac.errors import DeviceError, LlamacError, OutOfMemoryError, Unsupporte
 
 if TYPE_CHECKING:
     from llamac.arguments import KVDtype
-    from llamac.engine.model import Model, SessionDefaults
+    from llamac.engine.model import Model
     from llamac.engine.rows import Rows
     from llamac.engine.session import Session
+    from llamac.engine.session_defaults import SessionDefaults
     from llamac.engine.speculation.drafter import Drafter
     from llamac.engine.speculation.states import Place
     from llamac.progress import Progress
