@@ -28,7 +28,64 @@ static __device__ __forceinline__ void block_values(const Attention &a, const Ti
     }
 }
 
+// What a query does with a block of positions: none is visible; they are its first visible ones; others precede them.
 enum { SKIP, COPY, MERGE };
+
+// A tile's results in shared memory: those of the blocks of positions so far, merged.
+template <int Q> struct TileResults {
+    float *m, *l;                 // (Q)
+    float *run_scale, *scale;     // (Q): for queries that merge the current block (struct Merge)
+    int *action;                  // (Q): what each query does with the current block
+    float *o;                     // (Q, width)
+    int width;
+
+    __device__ __forceinline__ TileResults(float *memory, int width)
+        : m(memory), l(m + Q), run_scale(l + Q), scale(run_scale + Q), action((int *)(scale + Q)),
+          o((float *)(action + Q)), width(width) {}
+    // Adds the current block's m and l to those of query t, and decides what `add_output` does.
+    __device__ __forceinline__ void add_block(int t, float block_m, float block_l, int is_visible, int is_first) const {
+        if (!is_visible) {
+            action[t] = SKIP;
+        } else if (is_first) {
+            action[t] = COPY, m[t] = block_m, l[t] = block_l;
+        } else {
+            const Merge merge = merge_of(m[t], block_m);
+            m[t] = merge.max, l[t] = merged(l[t], block_l, merge);
+            action[t] = MERGE, run_scale[t] = merge.run_scale, scale[t] = merge.scale;
+        }
+    }
+    // Adds the current block's o of dimension d to that of query t.
+    __device__ __forceinline__ void add_output(int t, int d, float block_o) const {
+        float *const sum = &o[t * width + d];
+        if (action[t] == COPY) *sum = block_o;
+        else if (action[t] == MERGE) *sum = merged(*sum, block_o, { 0, run_scale[t], scale[t] });
+    }
+};
+
+// mix = o / l of a tile's queries, after their sinks. Leaves the results in `o`, too.
+template <int Q>
+static __device__ __forceinline__ void store_mix(const Attention &a, const Tile &tile, const TileResults<Q> &results,
+                                                 const float *sinks, float *mix) {
+    for (int i = threadIdx.x; i < tile.n * results.width; i += ATTEND_THREADS) {
+        const int t = i / results.width, d = i % results.width, head = head_of(a, tile, t);
+        if (d >= a.value_dim) continue;
+        float o = results.o[i], l = results.l[t];
+        if (sinks) merge_sink(sinks[head], results.m[t], l, o);
+        mix[((size_t)row_of(a, tile, t) * a.n_heads + head) * a.value_dim + d] = results.o[i] = __fdiv_rn(o, l);
+    }
+}
+
+// Packs a tile's mix, (n, value_dim) in shared memory, as inputs of products. A warp packs a block of 128 dimensions.
+static __device__ __forceinline__ void pack_mix(const Attention &a, const Tile &tile, const float *mix, int form,
+                                                unsigned char *inputs) {
+    const int head_blocks = a.value_dim / BLOCK_COLUMNS, lane = threadIdx.x % WARP_LANES;
+    for (int i = threadIdx.x / WARP_LANES; i < tile.n * head_blocks; i += ATTEND_THREADS / WARP_LANES) {
+        const int t = i / head_blocks, block = head_of(a, tile, t) * head_blocks + i % head_blocks;
+        float numbers[4];
+        for (int j = 0; j < 4; j++) numbers[j] = mix[i * BLOCK_COLUMNS + 4 * lane + j];
+        pack_block_of(form, numbers, block, a.n_heads * a.value_dim, inputs, row_of(a, tile, t));
+    }
+}
 
 // A tile of queries. Without partials, one block of threads computes all blocks of positions, ascending, and `mix`.
 // Otherwise each computes one block of positions, the blockIdx.x-th from the first that the tile sees, and stores m, l
@@ -53,15 +110,12 @@ static __device__ void attend(const Attention &a, const int *tiles, const float 
     const int first_row = row_of(a, tile, 0), last_row = row_of(a, tile, tile.n - 1), run = a.runs[first_row];
     const int begin = first_visible(a.positions[first_row], a.window),
               end = visible_end<two_sided>(a.positions[last_row], a.window, two_sided ? a.ends[last_row] : 0);
-    const int width = padded_head_dim(a.value_dim);
     int start = begin / ATTENTION_BLOCK * ATTENTION_BLOCK;
     if (partials) start += blockIdx.x * ATTENTION_BLOCK;
     if (start >= end) return;
 
     const Memory<dtype, Q> s(memory, a.head_dim);
-    float *const run_m = s.rest, *const run_l = run_m + Q, *const run_scale = run_l + Q, *const scale = run_scale + Q;
-    int *const how = (int *)(scale + Q);          // what a query does with the block
-    float *const run_o = (float *)(how + Q);      // (Q, width)
+    const TileResults<Q> results(s.rest, padded_head_dim(a.value_dim));
     const size_t floats = partial_floats(a.value_dim),
                  block = ((size_t)blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
     float *const to = partials + block * Q * floats;
@@ -77,49 +131,26 @@ static __device__ void attend(const Attention &a, const int *tiles, const float 
         __syncthreads();
         if constexpr (dtype == LLAMAC_Q8) pack_numerators<Q>(a, tile, run, start, first, last, s);
         if (threadIdx.x < (unsigned)tile.n) {
-            const int t = threadIdx.x, sees = max(s.begin[t], start) < min(s.end[t], start + ATTENTION_BLOCK);
+            const int t = threadIdx.x, is_visible = max(s.begin[t], start) < min(s.end[t], start + ATTENTION_BLOCK);
             if (partials) {
                 to[t * floats + PARTIAL_M] = s.m[t], to[t * floats + PARTIAL_L] = s.l[t];
-                to[t * floats + PARTIAL_VISIBLE] = sees;
-            } else if (!sees) {
-                how[t] = SKIP;
-            } else if (s.begin[t] >= start) {
-                how[t] = COPY, run_m[t] = s.m[t], run_l[t] = s.l[t];
+                to[t * floats + PARTIAL_VISIBLE] = is_visible;
             } else {
-                const Merge merge = merge_of(run_m[t], s.m[t]);
-                run_m[t] = merge.max, run_l[t] = merged(run_l[t], s.l[t], merge);
-                how[t] = MERGE, run_scale[t] = merge.run_scale, scale[t] = merge.scale;
+                results.add_block(t, s.m[t], s.l[t], is_visible, s.begin[t] >= start);
             }
         }
         __syncthreads();
         block_values<dtype, Q>(a, tile, run, start, first, last, s, [&](int t, int d, float o) {
-            float *const sum = &run_o[t * width + d];
             if (partials) to[t * floats + PARTIAL_O + d] = o;
-            else if (how[t] == COPY) *sum = o;
-            else if (how[t] == MERGE) *sum = merged(*sum, o, { 0, run_scale[t], scale[t] });
+            else results.add_output(t, d, o);
         });
         if (partials) return;
         __syncthreads();   // the next block overwrites scores
     }
-    for (int i = threadIdx.x; i < tile.n * width; i += ATTEND_THREADS) {
-        const int t = i / width, d = i % width, head = head_of(a, tile, t);
-        if (d >= a.value_dim) continue;
-        float o = run_o[i], l = run_l[t];
-        if (sinks) {
-            const Merge merge = merge_of(run_m[t], sinks[head]);
-            o = merged(o, 0, merge), l = merged(l, 1, merge);
-        }
-        mix[((size_t)row_of(a, tile, t) * a.n_heads + head) * a.value_dim + d] = run_o[i] = __fdiv_rn(o, l);
-    }
+    store_mix(a, tile, results, sinks, mix);
     if (form == INPUTS_F32) return;
     __syncthreads();
-    const int head_blocks = a.value_dim / BLOCK_COLUMNS, lane = threadIdx.x % WARP_LANES;
-    for (int i = threadIdx.x / WARP_LANES; i < tile.n * head_blocks; i += ATTEND_THREADS / WARP_LANES) {
-        const int t = i / head_blocks, block = head_of(a, tile, t) * head_blocks + i % head_blocks;
-        float numbers[4];
-        for (int j = 0; j < 4; j++) numbers[j] = run_o[i * BLOCK_COLUMNS + 4 * lane + j];
-        pack_block_of(form, numbers, block, a.n_heads * a.value_dim, inputs, row_of(a, tile, t));
-    }
+    pack_mix(a, tile, results.o, form, inputs);
 }
 
 // The scores of a row's query heads, for observers: (rows, observed_heads, context), -inf at positions that a query

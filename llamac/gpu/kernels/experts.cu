@@ -56,6 +56,24 @@ static __device__ float softmax_beside_0(float x) {
     return __fdiv_rn(e, __fadd_rn(e, v16_exp(__fsub_rn(0.0f, m))));
 }
 
+// The weights of a row's chosen experts, from their scores: `chosen_scores` (n_used) in shared memory, probabilities
+// or sigmoids, or with is_logits logits of the chosen experts' softmax. A warp calls it. weights: (n_used).
+static __device__ __forceinline__ void store_weights(const float *chosen_scores, const int *experts, int n_used,
+                                                     int is_logits, int needs_sum, float eps, float scale,
+                                                     const float *factors, float *weights) {
+    const Softmax s = is_logits ? softmax_parts(chosen_scores, n_used) : Softmax { 0, 1 };
+    double sum = 0;
+    for (int i = 0; i < n_used && needs_sum; i++) sum += (double)chosen_scores[i];
+    sum += (double)eps;
+    for (int i = threadIdx.x % WARP_LANES; i < n_used; i += WARP_LANES) {
+        float weight = chosen_scores[i];
+        if (is_logits) weight = softmax_of(weight, s);
+        if (needs_sum) weight = (float)((double)weight / sum);
+        weight = __fmul_rn(weight, scale);
+        weights[i] = factors ? __fmul_rn(weight, factors[experts[i]]) : weight;
+    }
+}
+
 // Each row's experts in ascending order, and their weights, as router_select of router.c, and the factors of `route` of
 // ffn.c: an expert is chosen if fewer than n_used others rank before it. logits: (rows, n); experts, weights: (rows,
 // n_used); choice_bias, factors: (n) or NULL; n_groups: 0, or groups of which n_groups_used are chosen first.
@@ -109,18 +127,8 @@ choose_experts(const float *logits, int n, int n_used, int is_sigmoid, int n_gro
         ranks[i] = needs_all ? softmax_of(score, all) : score;
     }
     __syncwarp();
-    const int needs_sum = normalized && (is_sigmoid || choice_bias);
-    const Softmax s = !is_sigmoid && !needs_all ? softmax_parts(ranks, n_used) : Softmax { 0, 1 };
-    double sum = 0;
-    for (int i = 0; i < n_used && needs_sum; i++) sum += (double)ranks[i];
-    sum += (double)eps;
-    for (int i = lane; i < n_used; i += WARP_LANES) {
-        float weight = ranks[i];
-        if (!is_sigmoid && !needs_all) weight = softmax_of(weight, s);
-        if (needs_sum) weight = (float)((double)weight / sum);
-        weight = __fmul_rn(weight, scale);
-        weights[row * n_used + i] = factors ? __fmul_rn(weight, factors[experts[i]]) : weight;
-    }
+    store_weights(ranks, experts, n_used, !is_sigmoid && !needs_all, normalized && (is_sigmoid || choice_bias), eps,
+                  scale, factors, weights + row * n_used);
     if (shared_gate && lane == 0) shared_weights[row] = softmax_beside_0(shared_gate[row]);
 }
 

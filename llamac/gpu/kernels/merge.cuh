@@ -14,4 +14,9 @@ INLINE Merge merge_of(float run_m, float m) {
 INLINE float merged(float run, float x, const Merge &merge) {
     return __fmaf_rn(x, merge.scale, __fmul_rn(run, merge.run_scale));
 }
+// A sink is merged like a block with one position, whose score it is and whose value is 0.
+INLINE void merge_sink(float sink, float m, float &l, float &o) {
+    const Merge merge = merge_of(m, sink);
+    o = merged(o, 0, merge), l = merged(l, 1, merge);
+}
 #endif

@@ -234,6 +234,24 @@ static __device__ __forceinline__ float sum_of_terms(float sum, const float *ter
     return sum;
 }
 
+// The same for one row of inputs, with a term per block, by the thread of each output: few, so they need no schedule.
+static __device__ __forceinline__ void add_few_terms(float &sum, const float *terms, const float *scales, int n) {
+#pragma unroll 16
+    for (int i = 0; i < n; i++) sum = __fmaf_rn(terms[i * (int)STRIP_ROWS + threadIdx.x], scales[i], sum);
+}
+
+// The terms of a pass and their scales, in shared memory. A pass is as many blocks of the dtype as have room.
+template <int D> struct pass_terms {
+    int block_floats, blocks;     // of a block's terms; of a pass: a multiple of the warps
+    float *terms, *scales;        // (terms, 16, stride), and (terms, stride)
+
+    // memory: behind the rings; strip_blocks: of the whole strip; shift: log2 of the stride.
+    __device__ __forceinline__ pass_terms(unsigned char *memory, int strip_blocks, int warps, int shift)
+        : block_floats(dtype_of<D>::parts * dtype_of<D>::terms * (int)STRIP_ROWS << shift),
+          blocks(warps * (int)WARP_TERMS / block_floats & -warps), terms((float *)(void *)memory),
+          scales(terms + min(blocks, (strip_blocks + warps - 1) & -warps) * block_floats) {}
+};
+
 // A block of threads computes the 16 outputs of a strip (blockIdx.y) for tile blockIdx.x, of at most 8 rows. Its warps
 // divide the blocks of the dtype and leave their terms in shared memory; then a thread per output adds them up in
 // order, so many at a time as fit. Threads: 128, 256 or 512. Dynamic shared memory: _few_shared of launches.py. Equals
@@ -277,20 +295,16 @@ template <int D, int form, int most> static __device__ __forceinline__ void prod
     one_row_part<D> one = { row_of(0), layout, p.columns, warps, lane };
     warp_part<D, form> part = { row_of(lane / 4), { row_of(2 * quad), row_of(2 * quad + 1) }, layout, p.columns, warps,
                                 lane, count, stride };
-    // (terms, 16, stride), and (terms, stride), of as many blocks as have room
-    const int floats = T::parts * T::terms * (int)STRIP_ROWS << shift, room = warps * (int)WARP_TERMS,
-              pass = room / floats & -warps;
-    float *const shared_terms = (float *)(void *)(memory + warps * block_ring<D>::all_bytes),
-          *const shared_scales = shared_terms + min(pass, (blocks + warps - 1) & -warps) * floats;
+    const pass_terms<D> pass(memory + warps * block_ring<D>::all_bytes, blocks, warps, shift);
     const float *input_scales = (const float *)(const void *)(row_of(t) + layout.scales);
     float sums[1] = { 0 };
-    for (int start = 0; start < blocks; start += pass) {
-        const int end = min(blocks, start + pass), first = start * T::parts * T::terms,
+    for (int start = 0; start < blocks; start += pass.blocks) {
+        const int end = min(blocks, start + pass.blocks), first = start * T::parts * T::terms,
                   last = min(end * T::parts * T::terms, terms_of<D>(p.columns));
         if (start) __syncthreads();
         for (int i = o; i < last - first; i += (int)blockDim.x >> shift)
-            copy_async4(&shared_scales[i * stride + t], input_scales + first + i);
-        float *const to = shared_terms + warp * floats;
+            copy_async4(&pass.scales[i * stride + t], input_scales + first + i);
+        float *const to = pass.terms + warp * pass.block_floats;
         if constexpr (T::is_int8) {
             if (is_one) one.multiply(ring, start + warp, end, memory, to);
             else part.template multiply<2>(ring, start + warp, end, memory, to);
@@ -302,11 +316,9 @@ template <int D, int form, int most> static __device__ __forceinline__ void prod
         copy_async_wait<0>();
         __syncthreads();
         if (is_summing && (most > 1 || is_one))
-            sums[0] = sum_of_terms(sums[0], shared_terms + threadIdx.x, shared_scales + t, stride, last - first);
-        else if (is_summing)   // a term per block: few
-#pragma unroll 16
-            for (int i = 0; i < last - first; i++)
-                sums[0] = __fmaf_rn(shared_terms[i * (int)STRIP_ROWS + threadIdx.x], shared_scales[i], sums[0]);
+            sums[0] = sum_of_terms(sums[0], pass.terms + threadIdx.x, pass.scales + t, stride, last - first);
+        else if (is_summing)
+            add_few_terms(sums[0], pass.terms, pass.scales, last - first);
     }
     const block_part to = block_part_of<FEW_ROWS>(p, STRIP_ROWS);
     const int row = to.index * STRIP_ROWS + o;

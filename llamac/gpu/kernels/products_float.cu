@@ -237,63 +237,91 @@ enum {
 };
 static_assert(PIECE == STRIP_ROWS / 2 && X_PIECE == 4, "the pieces below");
 
+// The operands of a block of columns, as floats in shared memory.
+struct many_stage {
+    __align__(16) float weights[MANY_COLUMNS][MANY_OUTPUTS];
+    __align__(16) float x[MANY_COLUMNS][ROW_STRIDE];
+};
+
+// What a thread copies of each stage, by way of its registers: 8 weights of a column of strip `warp`, and 4 columns of
+// an input row.
+template <int dtype> struct many_copier {
+    static constexpr int bytes = float_of<dtype>::bytes;
+    const unsigned char *weights;
+    const float *x;                                  // NULL: the tile does not have the row
+    int warp, column, first, row, x_column;          // first: the first of the strip's rows
+    uint4 next[bytes / 2];
+    float x_next[X_PIECE];
+
+    __device__ __forceinline__ many_copier(const product &p, const block_part &own) {
+        const int lane = threadIdx.x % WARP_LANES;
+        warp = threadIdx.x / WARP_LANES, column = lane / 2, first = lane % 2 * PIECE;
+        const int strip = own.index * MANY_STRIPS + warp;
+        const size_t start = strip * STRIP_ROWS < own.rows ? strip * float_strip_bytes(dtype, p.columns) : 0;
+        weights = own.w.strips + start + (column * STRIP_ROWS + first) * bytes;
+        row = threadIdx.x / (MANY_COLUMNS / X_PIECE), x_column = threadIdx.x % (MANY_COLUMNS / X_PIECE) * X_PIECE;
+        x = row < own.tile.count ? float_row(p, row_of_tile(own.tile, row)) : nullptr;
+    }
+    // Loads what the stage of columns from `start` on needs; `columns`: of the matrix.
+    __device__ __forceinline__ void load(int start, int columns) {
+#pragma unroll
+        for (int i = 0; i < bytes / 2; i++)
+            if (start + column < columns)
+                next[i] = load_stream(weights + (size_t)start * STRIP_ROWS * bytes + 16 * i);
+#pragma unroll
+        for (int i = 0; i < X_PIECE; i++)
+            x_next[i] = x && start + x_column + i < columns ? x[start + x_column + i] : 0;
+    }
+    // Stores what `load` has loaded.
+    __device__ __forceinline__ void store(many_stage &to) const {
+#pragma unroll
+        for (int i = 0; i < PIECE; i++)
+            to.weights[column][warp * STRIP_ROWS + first + i] =
+                float_of<dtype>::load((const unsigned char *)next + i * bytes);
+#pragma unroll
+        for (int i = 0; i < X_PIECE; i++) to.x[x_column + i][row] = x_next[i];
+    }
+};
+
+// sums += the first `columns` columns of a stage, for a thread's rows from `row` on and its outputs: from `output` on,
+// half of them in each half of the stage's outputs.
+static __device__ __forceinline__ void add_products(float (&sums)[THREAD_ROWS * THREAD_OUTPUTS],
+                                                    const many_stage &stage, int columns, int output, int row) {
+#pragma unroll
+    for (int k = 0; k < MANY_COLUMNS; k++) {
+        if (k >= columns) break;
+        const float4 a = *(const float4 *)(const void *)&stage.weights[k][output],
+                     b = *(const float4 *)(const void *)&stage.weights[k][MANY_OUTPUTS / 2 + output],
+                     c = *(const float4 *)(const void *)&stage.x[k][row];
+        const float w[] = { a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w }, v[] = { c.x, c.y, c.z, c.w };
+#pragma unroll
+        for (int t = 0; t < THREAD_ROWS; t++)
+#pragma unroll
+            for (int o = 0; o < THREAD_OUTPUTS; o++)
+                sums[t * THREAD_OUTPUTS + o] = __fmaf_rn(w[o], v[t], sums[t * THREAD_OUTPUTS + o]);
+    }
+}
+
 // A block of threads computes the 128 outputs of 8 strips (blockIdx.y) for tile blockIdx.x, of at most 64 rows: a
 // thread 4 rows, and outputs 4 i to 4 i + 3 of both halves. Threads: 256. Equals gemm of csrc/kernels_template.h.
 //
 // Budget: per thread and column 32 fused multiply-adds and 3 loads of 16 bytes from shared memory: 80% of the peak of
 // 32-bit multiply-adds, 50 TFLOPS on an H100.
 template <int dtype> static __device__ __forceinline__ void product_many(product p) {
-    __shared__ __align__(16) float weights[MANY_COLUMNS][MANY_OUTPUTS], x[MANY_COLUMNS][ROW_STRIDE];
+    __shared__ many_stage stage;
     const block_part own = block_part_of<MANY_ROWS>(p, MANY_OUTPUTS);
     const row_tile tile = own.tile;
     if (!tile.count) return;
-    // what the thread copies: 8 weights of a column of a strip, and 4 columns of a row
-    constexpr int bytes = float_of<dtype>::bytes;
-    const int warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES, column = lane / 2,
-              first = lane % 2 * PIECE, strip = own.index * MANY_STRIPS + warp;
-    const size_t start_of_strip = strip * STRIP_ROWS < own.rows ? strip * float_strip_bytes(dtype, p.columns) : 0;
-    const unsigned char *from = own.w.strips + start_of_strip + (column * STRIP_ROWS + first) * bytes;
-    const int row = threadIdx.x / (MANY_COLUMNS / X_PIECE), x_column = threadIdx.x % (MANY_COLUMNS / X_PIECE) * X_PIECE;
-    const float *x_from = row < tile.count ? float_row(p, row_of_tile(tile, row)) : nullptr;
-    uint4 next[bytes / 2];
-    float x_next[X_PIECE];
-    const auto load = [&](int start) {
-#pragma unroll
-        for (int i = 0; i < bytes / 2; i++)
-            if (start + column < p.columns)
-                next[i] = load_stream(from + (size_t)start * STRIP_ROWS * bytes + 16 * i);
-#pragma unroll
-        for (int i = 0; i < X_PIECE; i++)
-            x_next[i] = x_from && start + x_column + i < p.columns ? x_from[start + x_column + i] : 0;
-    };
-    // what it computes
+    many_copier<dtype> copier(p, own);
     const int output = threadIdx.x % 16 * (THREAD_OUTPUTS / 2), own_row = threadIdx.x / 16 * THREAD_ROWS;
     float sums[THREAD_ROWS * THREAD_OUTPUTS] = {};
-    load(0);
+    copier.load(0, p.columns);
     for (int start = 0; start < p.columns; start += MANY_COLUMNS) {
         if (start) __syncthreads();
-#pragma unroll
-        for (int i = 0; i < PIECE; i++)
-            weights[column][warp * STRIP_ROWS + first + i] =
-                float_of<dtype>::load((const unsigned char *)next + i * bytes);
-#pragma unroll
-        for (int i = 0; i < X_PIECE; i++) x[x_column + i][row] = x_next[i];
+        copier.store(stage);
         __syncthreads();
-        load(start + MANY_COLUMNS);
-        const int columns = min((int)MANY_COLUMNS, p.columns - start);
-#pragma unroll
-        for (int k = 0; k < MANY_COLUMNS; k++) {
-            if (k >= columns) break;
-            const float4 a = *(const float4 *)(const void *)&weights[k][output],
-                         b = *(const float4 *)(const void *)&weights[k][MANY_OUTPUTS / 2 + output],
-                         c = *(const float4 *)(const void *)&x[k][own_row];
-            const float w[] = { a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w }, v[] = { c.x, c.y, c.z, c.w };
-#pragma unroll
-            for (int t = 0; t < THREAD_ROWS; t++)
-#pragma unroll
-                for (int o = 0; o < THREAD_OUTPUTS; o++)
-                    sums[t * THREAD_OUTPUTS + o] = __fmaf_rn(w[o], v[t], sums[t * THREAD_OUTPUTS + o]);
-        }
+        copier.load(start + MANY_COLUMNS, p.columns);
+        add_products(sums, stage, min((int)MANY_COLUMNS, p.columns - start), output, own_row);
     }
     const block_part to = block_part_of<MANY_ROWS>(p, MANY_OUTPUTS);
     finish(p, to, sums, [&](int i) {

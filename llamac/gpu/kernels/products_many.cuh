@@ -58,6 +58,37 @@ template <int form> struct staged_inputs {
     }
 };
 
+// Adds the products of a block's weights with its inputs to the sums of a warp, 4 numbers of each operand per lane. The
+// terms of SIDE_BY_SIDE operands are computed before any is added.
+template <int D, int form>
+static __device__ __forceinline__ void add_products(float (&sums)[(int)OPERANDS * 4], const block_operands<D> &weights,
+                                                    const input_stage<form> &stage, int operands, int lane) {
+    constexpr int n_terms = dtype_of<D>::terms;
+    const int quad = lane % 4;
+    staged_inputs<form> inputs = {
+        form == INPUTS_INT16 ? stage.words + lane : (const uint4 *)((const uint2 *)stage.words + lane),
+        stage.sums + 2 * quad, stage.factors + 2 * quad, stage.scales + (form == INPUTS_INT8 ? 8 : 2) * quad, 0,
+    };
+#pragma unroll
+    for (int first = 0; first < OPERANDS; first += SIDE_BY_SIDE) {
+        if (first >= operands) continue;
+        float terms[SIDE_BY_SIDE][n_terms][4];   // of an operand that the tile does not have, never used
+#pragma unroll
+        for (int i = 0; i < SIDE_BY_SIDE; i++) {
+            inputs.index = first + i;
+            block_terms<D, form>(terms[i], weights, inputs, quad);
+        }
+#pragma unroll
+        for (int term = 0; term < n_terms; term++)
+#pragma unroll
+            for (int i = 0; i < 4 * SIDE_BY_SIDE; i++) {
+                inputs.index = first + i / 4;
+                float &sum = sums[4 * first + i];
+                sum = __fmaf_rn(terms[i / 4][term][i % 4], inputs.scale(i % 2, term), sum);
+            }
+    }
+}
+
 // A block of threads computes the outputs of a strip per warp (from blockIdx.y * warps on) for tile blockIdx.x, of at
 // most 64 rows. A warp reads its weights into registers; the inputs of a block of 128 columns are copied to shared
 // memory while those before are multiplied. Threads: 64, 128 or 256: with fewer, more multiprocessors have work. Equals
@@ -67,7 +98,6 @@ template <int form> struct staged_inputs {
 // 4 sums to combine, convert and scale: about 18 instructions for 8 to 13 cycles of a tensor core. So instructions are
 // the limit: 0.4 multiply-adds of H100's peak per cycle, 400 TOPS. Fast numerics need one mma, and half the reads.
 template <int D, int form> static __device__ __forceinline__ void product_many(product p) {
-    using T = dtype_of<D>;
     __shared__ __align__(16) input_stage<form> stages[2];
     __shared__ const unsigned char *rows[MANY_ROWS];
     const int warp = threadIdx.x / WARP_LANES, warps = blockDim.x / WARP_LANES, lane = threadIdx.x % WARP_LANES,
@@ -98,29 +128,7 @@ template <int D, int form> static __device__ __forceinline__ void product_many(p
         if (block + 1 < blocks) load_block(w, strip, p.columns, block + 1, lane);
         copy_async_wait<1>();
         __syncthreads();
-        const input_stage<form> &stage = stages[block % 2];
-        staged_inputs<form> inputs = {
-            form == INPUTS_INT16 ? stage.words + lane : (const uint4 *)((const uint2 *)stage.words + lane),
-            stage.sums + 2 * quad, stage.factors + 2 * quad, stage.scales + (form == INPUTS_INT8 ? 8 : 2) * quad, 0,
-        };
-#pragma unroll
-        for (int first = 0; first < OPERANDS; first += SIDE_BY_SIDE) {
-            if (first >= operands) continue;
-            float terms[SIDE_BY_SIDE][T::terms][4];   // of an operand that the tile does not have, never used
-#pragma unroll
-            for (int i = 0; i < SIDE_BY_SIDE; i++) {
-                inputs.index = first + i;
-                block_terms<D, form>(terms[i], weights, inputs, quad);
-            }
-#pragma unroll
-            for (int term = 0; term < T::terms; term++)
-#pragma unroll
-                for (int i = 0; i < 4 * SIDE_BY_SIDE; i++) {
-                    inputs.index = first + i / 4;
-                    float &sum = sums[4 * first + i];
-                    sum = __fmaf_rn(terms[i / 4][term][i % 4], inputs.scale(i % 2, term), sum);
-                }
-        }
+        add_products<D>(sums, weights, stages[block % 2], operands, lane);
         __syncthreads();
     }
     if (!has_strip) return;

@@ -94,6 +94,34 @@ state_gates(float *decay, float *beta, int n, int heads, const float *rates, con
     beta[i] = __fmul_rn(beta_factor, sigmoid((double)beta[i]));
 }
 
+// Loads q and k of a row and key head into shared memory, `to` (2, key_dim), while the warp computes. from: q; keys:
+// from q to k.
+static __device__ __forceinline__ void load_keys(float *to, const float *from, int keys, int key_dim) {
+    for (int d = 4 * (int)threadIdx.x; d < 2 * key_dim; d += 4 * WARP_LANES)
+        copy_async(to + d, from + (d < key_dim ? d : keys + d - key_dim));
+}
+
+// The sum of a column of a head's state, times its decay, with k of a row: S^T k. state: a lane's column.
+static __device__ __forceinline__ float column_times(const float *state, float decay, const float *k, int key_dim) {
+    float sum = 0;
+    for (int i = 0; i < key_dim; i++) sum = __fmaf_rn(__fmul_rn(state[i * WARP_LANES], decay), k[i], sum);
+    return sum;
+}
+
+// Updates a column of a head's state by a row, S = decay S + k change, and returns its sum, times `factor`, with
+// `other`: q of the row, or k of the next.
+static __device__ __forceinline__ float update_column(float *state, float decay, float change, const float *k,
+                                                      float factor, const float *other, int key_dim) {
+    float sum = 0;
+#pragma unroll 4
+    for (int i = 0; i < key_dim; i++) {
+        const float x = __fmaf_rn(change, k[i], __fmul_rn(state[i * WARP_LANES], decay));
+        state[i * WARP_LANES] = x;
+        sum = __fmaf_rn(__fmul_rn(x, factor), other[i], sum);
+    }
+    return sum;
+}
+
 // The delta rule for 16 columns of a head's state and the rows of a chain, as the kernel delta_rule. qkv: (rows,
 // channels): q and k of the key heads, then v of the heads; decay, beta: (rows, heads); mix: (rows, heads, value_dim);
 // offset: bytes in a state before the heads. Grid (value_dim / 16; heads; chains); block 32; dynamic shared memory:
@@ -121,8 +149,7 @@ delta_rule(const float *qkv, int key_heads, int heads, int key_dim, int value_di
     float *const state = states + lane;
     const auto load_row = [&](int r, int last) {
         float *const to = rows + r % 3 * 2 * key_dim;
-        for (int d = 4 * lane; d < 2 * key_dim && r < last; d += 4 * WARP_LANES)
-            copy_async(to + d, qkv + (size_t)r * channels + key + (d < key_dim ? d : keys + d - key_dim));
+        if (r < last) load_keys(to, qkv + (size_t)r * channels + key, keys, key_dim);
         copy_async_commit();
     };
     for (int s = starts[blockIdx.z]; s < starts[blockIdx.z + 1]; s++) {
@@ -136,9 +163,8 @@ delta_rule(const float *qkv, int key_heads, int heads, int key_dim, int value_di
         copy_async_wait<1>();
         __syncwarp();
         float remains = decay[(size_t)g.first * heads + head], change = beta[(size_t)g.first * heads + head],
-              v = qkv[(size_t)g.first * channels + 2 * keys + value], sum = 0;
-        for (int i = 0; i < key_dim; i++)
-            sum = __fmaf_rn(__fmul_rn(state[i * WARP_LANES], remains), rows[(g.first % 3 * 2 + 1) * key_dim + i], sum);
+              v = qkv[(size_t)g.first * channels + 2 * keys + value],
+              sum = column_times(state, remains, rows + (g.first % 3 * 2 + 1) * key_dim, key_dim);
         for (int r = g.first; r < g.last; r++) {
             const int next = min(r + 1, g.last - 1);   // after the last row, the sums of the next are not used
             const float *const k = rows + (r % 3 * 2 + 1) * key_dim,
@@ -150,14 +176,7 @@ delta_rule(const float *qkv, int key_heads, int heads, int key_dim, int value_di
             __syncwarp();
             load_row(r + 2, g.last);
             change = __fmul_rn(__fsub_rn(v, sum), change);
-            const float factor = is_next ? next_remains : 1.0f;
-            sum = 0;
-#pragma unroll 4
-            for (int i = 0; i < key_dim; i++) {
-                const float x = __fmaf_rn(change, k[i], __fmul_rn(state[i * WARP_LANES], remains));
-                state[i * WARP_LANES] = x;
-                sum = __fmaf_rn(__fmul_rn(x, factor), with[i], sum);
-            }
+            sum = update_column(state, remains, change, k, is_next ? next_remains : 1.0f, with, key_dim);
             if (!is_next) mix[(size_t)r * heads * value_dim + value] = sum;
             sum = __shfl_sync(FULL_WARP, sum, STATE_COLUMNS + lane_column);
             remains = next_remains, change = next_beta, v = next_v;
