@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from llamac.errors import UnsupportedError
 from llamac.export.checkpoint import LayerConfig, ModelConfig
 from llamac.export.gguf import gemma4, llama4
@@ -21,16 +19,13 @@ from llamac.export.gguf.encoders import ENCODERS, NO_SHARED_BIAS, encoder_fields
 from llamac.export.gguf.families import (
     ARCHITECTURES,
     COMMON_KEYS,
-    IS_ROTATED,
-    ORIGINAL_CONTEXT,
-    QUERY_BETA,
-    QUERY_CONTEXT,
     ROPE_FACTORS,
     ROPE_KEYS,
     Architecture,
 )
 from llamac.export.gguf.keys import LIMITS, Keys
 from llamac.export.gguf.latent import attention_factor, latent_fields
+from llamac.export.gguf.layers_config import layers_of
 from llamac.export.gguf.mamba2 import mamba2_fields, single_parts, state_fields
 from llamac.export.gguf.mtp import with_mtp
 from llamac.export.gguf.rope import Floats, rope_tables
@@ -39,8 +34,6 @@ from llamac.format.gguf_metadata import Value
 
 EMBEDDING = "token_embd.weight"
 _RMS_KEY = "attention.layer_norm_rms_epsilon"
-_WINDOW_KEY = "attention.sliding_window"
-SIGMOID = 2  # of expert_gating_func
 XIELU_NUMBERS = {"beta": 0.5, "eps": -1e-6}  # of xIELU, in all models
 HIDDEN_ACTIVATIONS = {"gelu": "gelu_erf", "silu": "silu"}
 # Scales and caps that only some architectures have.
@@ -125,17 +118,9 @@ def parse_config(
     head_dim = keys.size("attention.key_length", max(1, dim // n_heads))
     if not row.latent and keys.size("attention.value_length", head_dim) != head_dim:
         keys.wrong("attention.value_length", f"the same as attention.key_length ({head_dim})")
-    has_rms = row.either_norm and bool(keys.number(_RMS_KEY, most=LIMITS["norm_eps"]))
-    norm = "rms" if has_rms else row.norm
-    eps_key = _RMS_KEY if norm == "rms" else "attention.layer_norm_epsilon"
-    norm_eps = keys.number(eps_key, most=LIMITS["norm_eps"])
-    if norm_eps is None:
-        keys.problems.append(f"{name}.{eps_key} is missing")
+    norm, norm_eps = _norm(keys, name, row)
     if not keys.problems:
-        if n_heads % n_kv_heads:
-            keys.wrong("attention.head_count_kv", f"a divisor of attention.head_count ({n_heads})")
-        if keys.value("attention.key_length") is None and dim % n_heads:
-            keys.wrong("attention.head_count", f"a divisor of embedding_length ({dim}), because key_length is missing")
+        _check_heads(keys, dim, n_heads, n_kv_heads)
     rope_dim = keys.size("rope.dimension_count", head_dim) if row.position == "rope" else 0
     latent: dict[str, Any] = {}
     attention_width = dim // n_heads if n_layers == row.deep_scale else head_dim
@@ -151,7 +136,7 @@ def parse_config(
     scales = {key: keys.number(key) or 0.0 for key in SCALES if key in row.keys}
     if row.has_predicting_blocks:
         n_layers -= min(keys.size("nextn_predict_layers", least=0), n_layers - 1)
-    layers = _with_mixers(keys, row, _layers(keys, row, n_layers, shapes), has_attention, shapes)
+    layers = _with_mixers(keys, row, layers_of(keys, row, n_layers, shapes), has_attention, shapes)
     if row.two_sided and keys.flag("attention.causal"):
         keys.wrong("attention.causal", "false")
     if row.two_sided and any(layer.plain_experts for layer in layers):
@@ -186,19 +171,13 @@ def parse_config(
         or scales.get("attention.scale")
         or attention_width**-0.5 * (attention_factor(keys, row) if row.latent else 1.0),
         layers=tuple(replace(layer, **latent) for layer in layers),
-        embedding_scale=dim**0.5
-        if row.scaled_embedding
-        else scales.get("embedding_scale") or row.embedding_scale or 1.0,
-        residual_scale=scales.get("residual_scale") or row.branch_scale / math.sqrt(n_layers) or 1.0,
-        logit_scale=(scales.get("logit_scale") or dim / (row.logit_dim or dim)) ** (1 if row.multiplies_logits else -1),
-        attention_soft_cap=scales.get("attn_logit_softcapping", 0.0),
-        logit_soft_cap=scales.get("final_logit_softcapping", 0.0),
         rope_dim=tuple(2 * len(rope.inv_freq) for rope in ropes),
         rope_original_context=tuple(rope.original_context for rope in ropes),
         rope_attention_factor=tuple(rope.attention_factor for rope in ropes),
         qk_norm=row.qk_norm if has_norms else "none",
         qk_norm_after_rope=int(row.qk_norm_after_rope and has_norms),
         state_norm="after_gate" if row.mamba2 or (row.beside and "blk.0.ssm_norm.weight" in shapes) else "none",
+        **_scale_fields(scales, row, dim, n_layers),
         **encoder_fields(row, shapes),
     )
     model = as_drafter(model, of_drafter) if row.drafter else model
@@ -214,6 +193,37 @@ def _with_used_tables(
     return tuple(numbered), tuple(tables[number] for number in used)
 
 
+def _norm(keys: Keys, name: str, row: Architecture) -> tuple[str, float | None]:
+    """The kind of norms, and their epsilon. name: of the architecture."""
+    has_rms = row.either_norm and bool(keys.number(_RMS_KEY, most=LIMITS["norm_eps"]))
+    norm = "rms" if has_rms else row.norm
+    eps_key = _RMS_KEY if norm == "rms" else "attention.layer_norm_epsilon"
+    norm_eps = keys.number(eps_key, most=LIMITS["norm_eps"])
+    if norm_eps is None:
+        keys.problems.append(f"{name}.{eps_key} is missing")
+    return norm, norm_eps
+
+
+def _check_heads(keys: Keys, dim: int, n_heads: int, n_kv_heads: int) -> None:
+    if n_heads % n_kv_heads:
+        keys.wrong("attention.head_count_kv", f"a divisor of attention.head_count ({n_heads})")
+    if keys.value("attention.key_length") is None and dim % n_heads:
+        keys.wrong("attention.head_count", f"a divisor of embedding_length ({dim}), because key_length is missing")
+
+
+def _scale_fields(scales: Mapping[str, float], row: Architecture, dim: int, n_layers: int) -> dict[str, Any]:
+    """The config's scales and caps, except the scale of attention. A scale of 0 is as good as none."""
+    embedding = dim**0.5 if row.scaled_embedding else scales.get("embedding_scale") or row.embedding_scale or 1.0
+    logit_scale = scales.get("logit_scale") or dim / (row.logit_dim or dim)
+    return {
+        "embedding_scale": embedding,
+        "residual_scale": scales.get("residual_scale") or row.branch_scale / math.sqrt(n_layers) or 1.0,
+        "logit_scale": logit_scale ** (1 if row.multiplies_logits else -1),
+        "attention_soft_cap": scales.get("attn_logit_softcapping", 0.0),
+        "logit_soft_cap": scales.get("final_logit_softcapping", 0.0),
+    }
+
+
 def _kv_heads(keys: Keys, row: Architecture, n_heads: int, n_layers: int) -> tuple[int, list[bool]]:
     """The number of KV heads, and which layers have attention: in some architectures, those without have 0."""
     key = "attention.head_count_kv"
@@ -226,86 +236,6 @@ def _kv_heads(keys: Keys, row: Architecture, n_heads: int, n_layers: int) -> tup
         keys.wrong(key, f"one number of heads, or 0, for each of {n_layers} layers")
         return 1, [True] * n_layers
     return n_kv_heads, [n != 0 for n in listed]
-
-
-def _layers(
-    keys: Keys, row: Architecture, n_layers: int, shapes: Mapping[str, tuple[int, ...]]
-) -> tuple[LayerConfig, ...]:
-    if not 1 <= n_layers <= LIMITS["n_layers"]:
-        keys.wrong("block_count", f"an integer from 1 to {LIMITS['n_layers']}")
-        return ()
-    n_experts = used = 0
-    if "expert_count" in row.keys:
-        n_experts, used = keys.size("expert_count", least=0), keys.size("expert_used_count", least=0)
-    if not used <= n_experts <= LIMITS["n_experts"] or (n_experts and not used):
-        keys.wrong("expert_used_count", f"at least 1 and at most expert_count ({n_experts})")
-    expert_weights = keys.flag("expert_weights_norm") if n_experts else None
-    router = _router(keys, row, n_experts)
-    is_expert = [n_experts > 0 and f"blk.{layer}.ffn_gate_inp.weight" in shapes for layer in range(n_layers)]
-    key = "expert_feed_forward_length"
-    has_expert_width = key in row.keys and keys.value(key) is not None
-    shared_key = "expert_shared_feed_forward_length"
-    has_shared_width = not row.shared_expert or keys.value(shared_key) is not None
-    is_width_unused = has_expert_width and has_shared_width and all(is_expert)
-    least = int(not row.single_part)
-    widths = () if is_width_unused else keys.sizes("feed_forward_length", n_layers, least)
-    if row.halves_ffn:
-        widths = tuple(max(1, width // 2) for width in widths)
-    expert_widths = keys.sizes(key, n_layers) if has_expert_width else widths
-    if row.shared_width and not has_expert_width and used:
-        expert_widths = tuple(max(1, width // used) for width in widths)
-    shared_widths: tuple[int, ...] = (0,) * n_layers
-    if row.shared_expert:
-        shared_widths = keys.sizes(shared_key, n_layers) if has_shared_width else widths
-    windows = _windows(keys, row, n_layers)
-    if keys.problems:
-        return ()
-    parallel = "use_parallel_residual" in row.keys and keys.flag("use_parallel_residual") is not False
-    is_rotated = IS_ROTATED not in row.keys or keys.flag(IS_ROTATED) is not False
-    by_window = row.rotates == "windowed" or (row.rotates == "windowed_if_any" and keys.size(_WINDOW_KEY, least=0) > 0)
-    query = _scaled_queries(keys, row)
-    layers = []
-    for layer in range(n_layers):
-        placement = row.first_placement if row.first_placement and not layer else row.placement
-        if row.family == "stablelm":
-            placement = "pre" if f"blk.{layer}.ffn_norm.weight" in shapes else "parallel"
-        elif parallel:
-            placement = "parallel"
-        rope = int(row.two_ropes and windows[layer] > 0)
-        is_plain = by_window and not windows[layer] and not (row.dense_rotate and not any(is_expert[: layer + 1]))
-        if row.position != "rope" or not is_rotated or is_plain:
-            rope = -1
-        found = LayerConfig(
-            "experts" if is_expert[layer] else row.ffn,
-            expert_widths[layer] if is_expert[layer] else widths[layer],
-            window=windows[layer],
-            rope=-1 if row.nope_every and (layer + 1) % row.nope_every == 0 else rope,
-            placement=placement,
-            sinks=int(f"blk.{layer}.attn_sinks.weight" in shapes),
-            activation_limit=row.activation_limit,
-            up_offset=row.up_offset,
-            output_gate="element" if row.gates_by_tensors and f"blk.{layer}.attn_gate.weight" in shapes else "none",
-            sub_norms=int(row.ternary),
-            **query,
-        )
-        if is_expert[layer]:
-            weights = row.expert_weights if expert_weights is None else int(expert_weights)
-            shared: dict[str, Any] = {"shared_ffn_dim": shared_widths[layer], "shared_gate": int(row.shared_expert)}
-            if row.plain_shared:
-                shared["shared_ffn_dim"] = expert_widths[layer] * keys.size("expert_shared_count", 0, 0)
-            if "expert_weights_scale" in row.keys:
-                shared["expert_scale"] = keys.number("expert_weights_scale", LIMITS["expert_scale"]) or 1.0
-            if row.shared_by_tensors:
-                shared["shared_ffn_dim"] = shapes.get(f"blk.{layer}.ffn_up_shexp.weight", (0,))[0]
-            if row.halves_shared and shared["shared_ffn_dim"]:
-                shared["expert_scale"] /= 2
-            shared["plain_experts"] = int(row.ffn == "plain")
-            found = replace(found, n_experts=n_experts, n_experts_used=used, expert_weights=weights, **shared)
-            has_bias = f"blk.{layer}.exp_probs_b.bias" in shapes
-            eps = float(np.float32(row.weights_eps)) if weights and router["router"] == "sigmoid" else 0.0
-            found = replace(found, **router, router_choice_bias=int(has_bias), expert_weights_eps=eps)
-        layers.append(found)
-    return tuple(layers)
 
 
 def _with_mixers(
@@ -333,23 +263,6 @@ def _with_mixers(
     return tuple(
         layer if attends else replace(layer, **mamba2) for layer, attends in zip(layers, has_attention, strict=False)
     )
-
-
-def _router(keys: Keys, row: Architecture, n_experts: int) -> dict[str, Any]:
-    """What turns the router's logits into scores, and the groups of experts."""
-    kind = keys.value("expert_gating_func") if "expert_gating_func" in row.keys else 0
-    routers = {None: row.router, 0: row.router, 1: "softmax", SIGMOID: "sigmoid"}
-    router = "" if isinstance(kind, list) else routers.get(kind, "")
-    if not router and n_experts:
-        keys.wrong("expert_gating_func", f"1, softmax, or {SIGMOID}, sigmoid")
-    groups = dict.fromkeys(("n_expert_groups", "n_expert_groups_used"), 0)
-    if "expert_group_count" in row.keys:
-        count, used = (keys.size(f"expert_group_{key}", 1) for key in ("count", "used_count"))
-        if used > count or n_experts % count or (count > 1 and n_experts == count):
-            keys.wrong("expert_group_count", f"a divisor of expert_count ({n_experts})")
-        if used < count:  # otherwise they exclude no expert
-            groups = {"n_expert_groups": count, "n_expert_groups_used": used}
-    return {"router": router or "softmax", **groups}
 
 
 def _xielu(keys: Keys, n_layers: int) -> dict[str, float]:
@@ -411,30 +324,3 @@ def _with_short_convs(
         replace(layer, **(gate if attends else conv))
         for layer, gate, attends in zip(layers, gated, has_attention, strict=False)
     )
-
-
-def _scaled_queries(keys: Keys, row: Architecture) -> dict[str, Any]:
-    """The layers' fields for queries that are scaled by their position."""
-    beta = keys.number(QUERY_BETA, LIMITS["query_beta"]) if QUERY_BETA in row.keys else None
-    if not beta:
-        return {}
-    key = QUERY_CONTEXT if QUERY_CONTEXT in row.keys and keys.value(QUERY_CONTEXT) else ORIGINAL_CONTEXT
-    return {"query_beta": beta, "query_context": keys.size(key)}
-
-
-def _windows(keys: Keys, row: Architecture, n_layers: int) -> tuple[int, ...]:
-    """Each layer's sliding window; 0: none. A list may also have those of layers that predict further tokens."""
-    if _WINDOW_KEY not in row.keys:
-        return (0,) * n_layers
-    window = keys.size(_WINDOW_KEY, least=0)
-    window = window // 2 + 1 if row.two_sided and window else window  # half of it on each side, and the row itself
-    pattern = keys.value("attention.sliding_window_pattern")
-    every: Any = row.window_every if pattern is None else pattern
-    is_whole = isinstance(every, list) and len(every) in (n_layers, keys.value("block_count"))
-    if is_whole and {*map(type, every)} <= {bool, int}:
-        return tuple(window if one else 0 for one in every[:n_layers])
-    if type(every) is not int or every < 0:
-        keys.wrong("attention.sliding_window_pattern", f"a number, or a boolean for each of {n_layers} layers")
-        return (0,) * n_layers
-    shift = 0 if row.global_first else 1
-    return tuple(0 if every and (layer + shift) % every == 0 else window for layer in range(n_layers))

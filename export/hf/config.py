@@ -6,7 +6,7 @@ which keys it has (`families`); a key means the same in every family.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -242,36 +242,24 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
     dim = keys.size("hidden_size", "dim", row.get("hidden_size"))
     n_heads = keys.size("num_attention_heads", "n_heads", row.get("num_attention_heads"))
     n_kv_heads = _n_kv_heads(keys, family, n_heads)
-    head_dim = max(1, dim // n_heads)
-    if "head_dim" in row:
-        usual = head_dim
-        head_dim = keys.size("head_dim", "head_dim", row["head_dim"] or head_dim, nullable=row["head_dim"] is None)
-        if family.sizes_of_head and head_dim != usual:
-            keys.wrong("head_dim", f"hidden_size / num_attention_heads ({usual})")
+    head_dim = _head_dim(keys, family, max(1, dim // n_heads))
     latent = latent_attention(keys, row, dim, n_heads, n_kv_heads) if "kv_lora_rank" in row else None
     rotated_dim = head_dim if latent is None else latent.rotated
     vocab_size = keys.size("vocab_size", "vocab_size", row.get("vocab_size"))
     context = keys.size("max_position_embeddings", "context", row["max_position_embeddings"])
-    is_rms = {"rms_norm_eps", "layer_norm_eps"} <= row.keys() and keys.value("rms_norm_eps") is not None
-    if is_rms:
-        keys.value("layer_norm_eps")  # has no effect then
-    eps_key = next((key for key in EPS if key in row and (is_rms or row[key] is not None)), "layer_norm_eps")
-    norm_eps = keys.number(eps_key, row.get(eps_key, family.fixed.get(eps_key)), LIMITS["norm_eps"])
+    norm, norm_eps = _norm(keys, family)
     activation = _activation(keys, family)
-    tied = keys.flag("tie_word_embeddings", row["tie_word_embeddings"]) or family.two_sided or family.scores_pairs
-    tied = keys.flag("tie_embedding", tied, nullable=True) if "tie_embedding" in row else tied
-    biases = {key for key in BIASES if key in row and keys.flag(key, row[key])}
+    tied = _is_tied(keys, family)
+    biases = {key for key in BIASES if _is_set(keys, row, key)}
     scales = _scales(keys, family, dim, head_dim if latent is None else latent.query_dim, warnings)
-    is_parallel = "use_parallel_residual" in row and keys.flag("use_parallel_residual", row["use_parallel_residual"])
+    is_parallel = _is_set(keys, row, "use_parallel_residual")
     is_parallel = classic_config.is_parallel(keys, row) if "parallel_attn" in row else is_parallel
     norm_key = next((key for key in ("qk_layernorm", "use_qk_norm") if key in row), "")
     has_qk_norm = keys.flag(norm_key, row[norm_key]) if norm_key else True
     n_types = type_count(keys, family)
     layers = layers_of(keys, family, dim)
-    mtp_layer = LayerConfig("gated", keys.size("intermediate_size", "ffn_dim"), rope=0) if family.mtp_dense else None
-    if "mtp_layer_types" in row and layers:
-        mtp_layer = exaone_config.mtp_layer(keys, layers)
-    is_sandwich = "use_sandwich_norm" in row and keys.flag("use_sandwich_norm", row["use_sandwich_norm"])
+    mtp_layer = _mtp_layer(keys, family, layers)
+    is_sandwich = _is_set(keys, row, "use_sandwich_norm")
     scales |= (of_mamba := mamba_model(keys, family, layers, activation))
     if "moe_latent_size" in row:
         scales |= expert_width(keys, layers)
@@ -298,7 +286,7 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
         refuse_scaling(keys)
     part = rotated_part(row, latent)
     parameters = rope_parameters(keys, family, head_dims, context, warnings, part) if is_rotated else {}
-    if latent is not None:
+    if latent is not None:  # one KV head, which all heads share
         scales["attention_scale"] *= attention_factor(keys, parameters[FULL])
         n_kv_heads, head_dim = 1, latent.head_dim
         layers = [replace(layer, **latent.fields()) for layer in layers]
@@ -311,9 +299,7 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
         if key in family.harmless and keys.value(key) is not None
     ]
     keys.finish({*NOT_SUPPORTED, *family.fixed, *family.harmless}, readable=(*row, *OF_HUNYUAN))
-    # keep only the tables that layers use; with both, the first belongs to full attention
-    kinds = [kind for kind in parameters if any(_rope_kind(layer, parameters) == kind for layer in layers)]
-    kinds = kinds or list(parameters)[:1]
+    kinds = _used_kinds(layers, parameters)
     tables = tuple(parameters[kind].table(context) for kind in kinds)
     placement = "parallel" if is_parallel else "sandwich" if is_sandwich else family.placement
     model = ModelConfig(
@@ -324,7 +310,7 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
         vocab_size=vocab_size,
         n_token_ids=vocab_size,
         context=context,
-        norm="rms" if is_rms else family.norm,
+        norm=norm,
         position=family.position if is_rotated or not family.optional_rope else "none",
         activation=activation,
         tied_output=tied,
@@ -361,6 +347,54 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
     )
 
 
+def _is_set(keys: Keys, row: Mapping[str, Any], key: str) -> bool:
+    """Whether a family has a key, and its value is true."""
+    return key in row and keys.flag(key, row[key])
+
+
+def _head_dim(keys: Keys, family: Family, usual: int) -> int:
+    """The size of a head. usual: hidden_size / num_attention_heads."""
+    if "head_dim" not in family.keys:
+        return usual
+    default = family.keys["head_dim"]
+    head_dim = keys.size("head_dim", "head_dim", default or usual, nullable=default is None)
+    if family.sizes_of_head and head_dim != usual:
+        keys.wrong("head_dim", f"hidden_size / num_attention_heads ({usual})")
+    return head_dim
+
+
+def _norm(keys: Keys, family: Family) -> tuple[str, float | None]:
+    """The kind of norms, and their epsilon."""
+    row = family.keys
+    is_rms = {"rms_norm_eps", "layer_norm_eps"} <= row.keys() and keys.value("rms_norm_eps") is not None
+    if is_rms:
+        keys.value("layer_norm_eps")  # has no effect then
+    eps_key = next((key for key in EPS if key in row and (is_rms or row[key] is not None)), "layer_norm_eps")
+    norm_eps = keys.number(eps_key, row.get(eps_key, family.fixed.get(eps_key)), LIMITS["norm_eps"])
+    return "rms" if is_rms else family.norm, norm_eps
+
+
+def _is_tied(keys: Keys, family: Family) -> bool:
+    """Whether the embedding is also the output matrix; always, in models without an output matrix."""
+    row = family.keys
+    tied = keys.flag("tie_word_embeddings", row["tie_word_embeddings"]) or family.two_sided or family.scores_pairs
+    return keys.flag("tie_embedding", tied, nullable=True) if "tie_embedding" in row else tied
+
+
+def _mtp_layer(keys: Keys, family: Family, layers: Sequence[LayerConfig]) -> LayerConfig | None:
+    """The MTP layer of families whose MTP layer differs from the last layer."""
+    mtp_layer = LayerConfig("gated", keys.size("intermediate_size", "ffn_dim"), rope=0) if family.mtp_dense else None
+    if "mtp_layer_types" in family.keys and layers:
+        return exaone_config.mtp_layer(keys, layers)
+    return mtp_layer
+
+
+def _used_kinds(layers: Sequence[LayerConfig], parameters: Mapping[str, Any]) -> list[str]:
+    """The kinds of layers whose RoPE tables the model keeps. With two, the first table belongs to full attention."""
+    kinds = [kind for kind in parameters if any(_rope_kind(layer, parameters) == kind for layer in layers)]
+    return kinds or list(parameters)[:1]
+
+
 def _placement(family: Family, index: int, layer: LayerConfig) -> str:
     """The placement of a layer for which the family has another one; "": the usual one."""
     if layer.mixer == "delta_net":
@@ -368,7 +402,7 @@ def _placement(family: Family, index: int, layer: LayerConfig) -> str:
     return family.first_placement if index == 0 else ""
 
 
-def _rope_kind(layer: LayerConfig, parameters: dict[str, Any]) -> str:
+def _rope_kind(layer: LayerConfig, parameters: Mapping[str, Any]) -> str:
     """The kind of RoPE table that a layer uses, if any."""
     return SLIDING if layer.window and SLIDING in parameters else FULL
 

@@ -16,12 +16,12 @@ from llamac.export.hf.families import ENCODERS
 from llamac.export.hf.safetensors_file import read_safetensors
 from llamac.export.hf.torch_file import read_torch
 from llamac.export.parity.capture import Capture, Question
+from llamac.export.parity.module_hooks import hooks
 from llamac.export.parity.transformers_modules import find_encoder
 from llamac.export.parity.transformers_run import (
     Calls,
     cannot_compute,
     cannot_load,
-    hooks,
     libraries,
     load,
     load_problems,

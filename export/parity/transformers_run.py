@@ -1,7 +1,7 @@
 """Runs transformers and captures what it computes: the witness of `llamac check --against`.
 
 All families are captured in the same way. transformers lets programs register a function that computes attention; this
-module's function records queries, keys and values, and calls the model's own. Hooks on modules, which
+module's function records queries, keys and values, and calls the model's own. Hooks (`module_hooks`) on modules, which
 `transformers_modules` finds, record everything else.
 
 Latent attention has keys and values for each head in transformers, and one latent for all heads in the engine. What is
@@ -24,9 +24,10 @@ from llamac.export.hf.families import FAMILIES
 from llamac.export.hf.keys import Keys
 from llamac.export.hf.rope import states_base
 from llamac.export.parity.capture import WAYS, Capture, Chosen, Floats, Question
+from llamac.export.parity.module_hooks import hooks
 from llamac.export.parity.notes import Notes, choose_tokens
-from llamac.export.parity.own_attention import EAGER, note_own_attention, own_attention
-from llamac.export.parity.transformers_modules import Layer, find_modules
+from llamac.export.parity.own_attention import EAGER
+from llamac.export.parity.transformers_modules import find_modules
 from llamac.format.strict_json import read_object
 
 NAME = "llamac_parity"  # of the registered attention
@@ -313,110 +314,3 @@ def registered(transformers: Any, calls: Calls) -> Iterator[None]:
         yield
     finally:
         calls.forget()
-
-
-@contextlib.contextmanager
-def hooks(start: Any, layers: list[Layer], norm: Any, head: Any | None, calls: Calls) -> Iterator[None]:
-    """Note the inputs and outputs of modules during the block.
-
-    Args:
-        start: The module whose input is the embedding.
-        layers: The layers.
-        norm: The final norm.
-        head: The output matrix, or None: before it, the final norm is called for the last time.
-        calls: Receives the notes.
-    """
-    handles = []
-
-    def note_input(module: Any, stage: str, layer: int) -> None:
-        def hook(_: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-            calls.note(stage, layer, args[0] if args else options["hidden_states"])
-
-        handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
-
-    def note_inputs(modules: tuple[Any, ...], stage: str, layer: int) -> None:
-        """The inputs of modules beside one another, in their order."""
-        inputs: dict[Any, Any] = {}
-
-        def hook(module: Any, args: tuple[Any, ...]) -> None:
-            inputs[module] = args[0]
-            if len(inputs) == len(modules):
-                rows = [inputs[one].reshape(1, -1, one.weight.shape[1]) for one in modules]
-                calls.note(stage, layer, calls.together(rows))
-                inputs.clear()
-
-        handles.extend(module.register_forward_pre_hook(hook) for module in modules)
-
-    def note_sum(whole: Any, following: Any, layer: int) -> None:
-        """What two mixers add to the residual stream before the module that follows."""
-        streams: list[Any] = []
-
-        def of_layer(_: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-            streams.append(args[0] if args else options["hidden_states"])
-
-        def of_following(_: Any, args: tuple[Any, ...]) -> None:
-            calls.note("attn_out", layer, args[0] - streams.pop())
-
-        handles.append(whole.register_forward_pre_hook(of_layer, with_kwargs=True))
-        handles.append(following.register_forward_pre_hook(of_following))
-
-    def note_output(stage: str, layer: int, *modules: Any) -> None:
-        """The sum of the modules' outputs."""
-        outputs: list[Any] = []
-
-        def hook(_: Any, args: tuple[Any, ...], output: Any) -> None:
-            outputs.append(output[0] if isinstance(output, tuple) else output)
-            if len(outputs) == len(modules):
-                calls.note(stage, layer, sum(outputs[1:], outputs[0]))
-                outputs.clear()
-
-        handles.extend(module.register_forward_hook(hook) for module in modules)
-
-    def note_latent(attention: Any) -> None:
-        def of_angles(_: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-            if getattr(options["position_embeddings"], "is_complex", bool)():
-                calls.neighbors.add(attention)
-
-        def of_latent(_: Any, args: tuple[Any, ...]) -> None:
-            calls.latents[attention] = args[0]
-
-        handles.append(attention.register_forward_pre_hook(of_angles, with_kwargs=True))
-        handles.append(attention.kv_b_proj.register_forward_pre_hook(of_latent))
-
-    note_input(start, "embedding", 0)
-    for index, layer in enumerate(layers):
-        if layer.mixer is not None:
-            note_input(layer.mixer, "attn_norm", index)
-            note_inputs(layer.projections, "attn_mix", index)
-            if layer.following is None:
-                note_output("attn_out", index, layer.mixed or layer.mixer)
-            else:
-                note_sum(layer.module, layer.following, index)
-        if layer.attention is not None:
-            calls.layers[layer.attention] = index
-            if own_attention(layer.attention):
-                handles.extend(note_own_attention(calls, layer.attention, index))
-            if hasattr(layer.attention, "kv_b_proj"):
-                note_latent(layer.attention)
-        if layer.network is not None:
-            note_input(layer.network, "ffn_norm", index)
-            if layer.sum is None:
-                note_output("ffn", index, layer.down or layer.network, *layer.beside)
-            else:
-                note_input(layer.sum, "ffn", index)
-        if layer.end is None:
-            note_output("block", index, layer.module)
-        else:
-            note_input(layer.end, "block", index)
-    if head is None:
-        note_output("output_norm", 0, norm)
-    else:
-        normed = []  # nanochat norms the embedding with the same module
-        handles.append(norm.register_forward_hook(lambda _, args, output: normed.append(output)))
-        handles.append(head.register_forward_pre_hook(lambda _, args: calls.note("output_norm", 0, normed[-1])))
-    calls.is_noting = True
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
