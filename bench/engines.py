@@ -51,7 +51,7 @@ class Llamac(Engine):
     def __init__(self, path: str, threads: int, kind: str, context: int) -> None:
         import llamac
 
-        self._model = llamac.load(path)
+        self._model = llamac.load(path, numerics="fast" if kind.endswith(" fast") else "exact")
         self._session = self._model.session(context=context, threads=threads)
 
     def prefill(self, n: int) -> float:

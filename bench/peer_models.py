@@ -15,7 +15,10 @@ from bench.make_model import make
 
 @dataclass(frozen=True)
 class Entry:
-    """An engine and a number format: a dtype of llamac, a GGUF type, or the engine's own name for it."""
+    """An engine and a number format: a GGUF type, the engine's own name for it, or a dtype of llamac.
+
+    After a dtype may stand " fast", for fast numerics.
+    """
 
     engine: str
     kind: str
@@ -33,12 +36,12 @@ GROUPS = {
         *(Entry("openvino", "int4"), Entry("openvino", "int4-128"), Entry("onnxruntime", "int4")),
     ),
     "q8": (
-        *(Entry("llamac", "q8"), Entry("llama.cpp", "Q8_0"), Entry("ctranslate2", "int8")),
+        *(Entry("llamac", "q8"), Entry("llamac", "q8 fast"), Entry("llama.cpp", "Q8_0"), Entry("ctranslate2", "int8")),
         *(Entry("openvino", "int8"), Entry("onnxruntime", "int8")),
     ),
     "half": (
-        *(Entry("llamac", "f16"), Entry("llamac", "bf16"), Entry("llama.cpp", "F16"), Entry("openvino", "fp16")),
-        Entry("transformers", "bfloat16"),
+        *(Entry("llamac", "bf16"), Entry("llamac", "bf16 fast"), Entry("llamac", "f16"), Entry("llama.cpp", "F16")),
+        *(Entry("openvino", "fp16"), Entry("transformers", "bfloat16")),
     ),
     "f32": (
         *(Entry("llamac", "f32"), Entry("ctranslate2", "float32"), Entry("onnxruntime", "fp32")),
@@ -59,7 +62,8 @@ def model_path(entry: Entry, shape: str, folder: Path, pure: bool) -> Path:
     """
     kind = "" if pure or entry.kind not in ("q4", "q4s", "Q4_0", "Q4_K_S") else "-mixed"
     if entry.engine == "llamac":
-        return once(folder / f"{shape}-{entry.kind}{kind}.bin", lambda out: make(shape, entry.kind, out, pure=pure))
+        dtype = entry.kind.removesuffix(" fast")
+        return once(folder / f"{shape}-{dtype}{kind}.bin", lambda out: make(shape, dtype, out, pure=pure))
     if entry.engine == "llama.cpp":
         from bench.make_gguf import make_gguf
 

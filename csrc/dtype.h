@@ -48,12 +48,12 @@ enum {
 };
 
 // What the inputs of a product become before they are multiplied by codes (kernels.h).
-enum input_type { INPUT_F32, INPUT_INT8, INPUT_INT16, N_INPUT_TYPES };
+enum input_type { INPUT_F32, INPUT_INT8, INPUT_INT16, INPUT_BF16, N_INPUT_TYPES };
 enum scale_kind { SCALE_INT8, SCALE_F16, SCALE_E8M0, SCALE_NONE };
 
 struct dtype_info {
     const char *name;
-    uint8_t code_bits;              // 32 or 16: a float dtype, for which the fields below are 0
+    uint8_t code_bits;              // 32 or 16: a float dtype, for which the fields below are 0, except `input`
     uint8_t offset;                 // of linear codes
     uint8_t scale_columns;          // 16 or 32
     uint8_t scale;                  // enum scale_kind
@@ -89,7 +89,7 @@ DTYPE_CONSTANT struct dtype_info dtype_table[LLAMAC_N_DTYPES] = {
     { .name = NULL },
     { .name = "f32", .code_bits = 32 },
     { .name = "f16", .code_bits = 16 },
-    { .name = "bf16", .code_bits = 16 },
+    { .name = "bf16", .code_bits = 16, .input = INPUT_BF16 },
     { .name = "q8", .code_bits = 8, .offset = Q8_OFFSET, .scale_columns = 32, .scale = SCALE_INT8,
       .has_row_scales = 1, .input = INPUT_INT16, .block_columns = 128 },
     { .name = "q4", .code_bits = 4, .scale_columns = 16, .scale = SCALE_INT8, .has_row_scales = 1,

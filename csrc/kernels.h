@@ -12,6 +12,7 @@
 // adjacent for each row, as tile loads require (int16_word_index in kernels_quant.h). The 32-bit words of a row depend
 // on the input type:
 //     INPUT_F32     the floats
+//     INPUT_BF16    for bf16: the floats
 //     INPUT_INT8    for q4, q4s, q3, q2 and t2. Per group of 32 columns: 8 words of 4 codes, 2 compensation terms, the
 //                   scale d = max|x| / 127
 //     INPUT_INT16   for all other quantized dtypes. Per block of 128 columns: 2 words per 4 codes; per group the sum
@@ -23,6 +24,9 @@
 // 127, and f at most 128. All kernels multiply these codes like any int16 codes, with the same bits. For products of
 // many rows, a kernel set may instead use `narrow` panels, which store h and f: the exact integer sum of c * f h is f
 // times the sum of c * h. With exact numerics, panels for products of many rows may contain pairs (kernels_pairs.h).
+//
+// With fast numerics, INPUT_BF16 are floats rounded to bf16, to nearest even, and 0 below ROUNDED_BF16_MIN. For
+// products of many rows, a kernel set may pack two of them into a word (kernels_bf16.h).
 //
 // Each instruction set defines its own compensation terms, its own arrangement of int16 codes in words, and its own
 // order of the code words of a block (see simd_scalar.h).
@@ -47,16 +51,18 @@ enum {
 
 // Less than 127.5, so that no rounding on the way gives an h of 128; at least 16319 / 128, so that f h fits.
 #define ROUNDED_LIMIT 127.49609375f
+#define ROUNDED_BF16_MIN 0x1p-64f
 #define ROUNDED_ROW_MIN 1e-5f   // of round_row: smaller magnitudes count as this one
 
 static inline int input_type_of(int dtype) { return dtype_table[dtype].input; }
+static inline int is_float_input(int input) { return input == INPUT_F32 || input == INPUT_BF16; }
 enum {
     GROUP_WORDS = 8 + 2 + 1,        // INPUT_INT8: codes, compensation terms, scale
     INT16_GROUP_WORDS = 16 + 4,     // INPUT_INT16: codes, sums or other terms; a scale per block follows
 };
 // Words of one row in a panel.
 static inline size_t input_words(int input, int columns) {
-    if (input == INPUT_F32) return (size_t)columns;
+    if (is_float_input(input)) return (size_t)columns;
     const size_t groups = (size_t)ceil_div(columns, GROUP_COLUMNS);
     return input == INPUT_INT8 ? groups * GROUP_WORDS
                                : groups * INT16_GROUP_WORDS + (groups + BLOCK_GROUPS - 1) / BLOCK_GROUPS;
@@ -92,7 +98,7 @@ struct gemm {
     int first, last, rows, columns;
     const void *x;                  // panels of m rows, of the dtype's input type
     int m;
-    int rounded;                    // whether pack_product has rounded x, which it packs if it is INPUT_INT16
+    int rounded;                    // whether pack_input has rounded x, if it is INPUT_INT16 or INPUT_BF16
     const float *scales;            // (rows) or NULL: multiply the outputs
     const float *bias;              // (rows) or NULL
     float *y;                       // (m, y_stride)
@@ -249,6 +255,8 @@ struct kernels {
     // Packs a row of INPUT_INT16 for `gemm`, rounded as above if `rounded` is set. m: the rows of the product, which
     // decide whether panels are narrow or contain pairs.
     void (*pack_product)(struct panel_row to, const float *row, int columns, int m, int rounded);
+    // The same for INPUT_BF16, rounded.
+    void (*pack_bf16)(struct panel_row to, const float *row, int columns, int m);
     void (*attend[LLAMAC_N_DTYPES])(const struct attend *a);
     // Merges the partial results of all blocks that any query sees.
     void (*attend_merge)(const struct attend *a, const float *partials, int n_blocks);
@@ -305,10 +313,11 @@ struct kernels {
     double (*peak[N_INPUT_TYPES])(int passes, float *result);
 };
 
-// Packs a row of a product of m rows. rounded: whether inputs of INPUT_INT16 are.
+// Packs a row of a product of m rows. rounded: whether inputs of INPUT_INT16 and INPUT_BF16 are.
 static inline void pack_input(const struct kernels *kernels, int input, struct panel_row to, const float *row,
                               int columns, int m, int rounded) {
     if (input == INPUT_INT16) kernels->pack_product(to, row, columns, m, rounded);
+    else if (input == INPUT_BF16 && rounded) kernels->pack_bf16(to, row, columns, m);
     else kernels->pack[input](to, row, columns);
 }
 

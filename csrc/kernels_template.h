@@ -82,7 +82,8 @@ typedef void micro_kernel(int dtype, int form, int S, int T, const uint8_t *w, s
 // The accumulators that fit into registers.
 INLINE int tile_accumulators(int input, int form) {
     if (input == INPUT_INT16 && form == UNPACKED_FOR_NARROW) return NARROW_TILE_ACCS;
-    return input == INPUT_F32 ? (int)FLOAT_TILE_ACCS : input == INPUT_INT8 ? (int)Q4_TILE_ACCS : (int)INT16_TILE_ACCS;
+    if (is_float_input(input)) return FLOAT_TILE_ACCS;
+    return input == INPUT_INT8 ? (int)Q4_TILE_ACCS : (int)INT16_TILE_ACCS;
 }
 
 // All strips of a group against one panel of T rows: sums[strip][T][16]. A single row with quantized weights alternates
@@ -91,7 +92,7 @@ SPECIALIZED void multiply_panel(micro_kernel *const micro, const int dtype, cons
                                 const uint8_t *w, size_t strip_bytes, int strips, const void *inputs, int columns,
                                 float *sums) {
     const int input = input_type_of(dtype), S = tile_strips(T, tile_accumulators(input, form));
-    const int step = input != INPUT_F32 && T == 1 && !form ? block_columns(dtype) : columns;
+    const int step = !is_float_input(input) && T == 1 && !form ? block_columns(dtype) : columns;
     for (int k = 0; k < columns; k += step) {
         const int n = min_int(step, columns - k);
         const uint8_t *at = w;
@@ -166,6 +167,7 @@ UNPACK(bf16, unpack_float, LLAMAC_BF16)
     }
 
 #include "kernels_quant.h"
+#include "kernels_bf16.h"
 
 // ---- products of any dtype
 
@@ -250,13 +252,15 @@ static void gemm(const struct gemm *g) {
     const int as_tiles = uses_tiles(dtype, g->m),
               integer_scales = input == INPUT_INT8 && uses_integer_scales(g->m),
               narrow = g->rounded && input == INPUT_INT16 && uses_narrow_panels(g->m),
-              pairs = !g->rounded && input == INPUT_INT16 && uses_pairs(g->m);
+              pairs = !g->rounded && input == INPUT_INT16 && uses_pairs(g->m),
+              bf16_pairs = g->rounded && input == INPUT_BF16 && uses_bf16_pairs(g->m);
     const int kc = g->m == 1 ? single_row_kc : pairs ? PAIRS_KC : dtype_is_quantized(dtype) ? GEMM_KC : GEMM_KC_FLOAT;
-    const int unpacked = as_tiles || narrow || pairs || g->m > kernels->unpack_above;
+    const int unpacked = as_tiles || narrow || pairs || bf16_pairs || g->m > kernels->unpack_above;
     panel_kernel *const *const panel_kernels =
         integer_scales ? panel_kernel_integer_scales : narrow ? narrow_kernels(dtype) : pairs ? pairs_kernels(dtype) :
-        unpacked ? kernels->unpacked : kernels->packed;
-    unpack_function *const unpack = pairs ? unpack_as_pairs[dtype] : kernels->unpack;
+        bf16_pairs ? panel_kernel_bf16_pairs : unpacked ? kernels->unpacked : kernels->packed;
+    unpack_function *const unpack =
+        pairs ? unpack_as_pairs[dtype] : bf16_pairs ? unpack_bf16_pairs : kernels->unpack;
     const int group_strips = pairs ? PAIRS_STRIPS : GEMM_STRIPS;
     const int full_groups = (g->last - g->first) / group_strips, rest = (g->last - g->first) % group_strips;
     const size_t row_words = input_words(input, g->columns);
@@ -268,6 +272,8 @@ static void gemm(const struct gemm *g) {
         const int s = g->first + (full ? group : group_strips * full_groups);
         const size_t stride = (size_t)spacing * g->strip_bytes;
         memset(group_sums, 0, sizeof(float) * 16 * (size_t)strips * (size_t)g->m);
+        for (int i = 0; bf16_pairs && i < strips; i++)
+            clear_small_weights(unpack_buffer + (size_t)i * UNPACKED_STRIP_BYTES);
         for (int k = 0; k < g->columns; k += kc) {
             const int columns = min_int(kc, g->columns - k);
             const uint8_t *w = g->w + (size_t)s * g->strip_bytes + column_offset(dtype, k);
@@ -425,9 +431,12 @@ static void rotate(float *x, const float *cosines, const float *sines, int half)
 
 const struct kernels KERNELS = {
     .name = KERNELS_NAME,
-    .panel_rows = { [INPUT_F32] = PANEL_ROWS, [INPUT_INT8] = PANEL_ROWS, [INPUT_INT16] = INT16_PANEL_ROWS },
+    .panel_rows = { [INPUT_F32] = PANEL_ROWS, [INPUT_INT8] = PANEL_ROWS, [INPUT_INT16] = INT16_PANEL_ROWS,
+                    [INPUT_BF16] = PANEL_ROWS },
     .gemm = gemm,
-    .pack = { [INPUT_F32] = pack_f32, [INPUT_INT8] = pack_int8, [INPUT_INT16] = pack_int16 },
+    .pack = { [INPUT_F32] = pack_f32, [INPUT_INT8] = pack_int8, [INPUT_INT16] = pack_int16,
+              [INPUT_BF16] = pack_f32 },
+    .pack_bf16 = pack_bf16,
     .pack_product = pack_product,
     .round_row = round_row,
     .pack_rounded = pack_rounded,
@@ -463,5 +472,6 @@ const struct kernels KERNELS = {
     .load_value = { [LLAMAC_F32] = load_value_f32, [LLAMAC_F16] = load_value_f16, [LLAMAC_Q8] = load_value_q8 },
     .quantize = quantize_strips,
     .read_block = read_block,
-    .peak = { [INPUT_F32] = peak_f32, [INPUT_INT8] = peak_int8, [INPUT_INT16] = peak_int16 },
+    .peak = { [INPUT_F32] = peak_f32, [INPUT_INT8] = peak_int8, [INPUT_INT16] = peak_int16,
+              [INPUT_BF16] = peak_f32 },
 };

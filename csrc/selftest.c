@@ -54,6 +54,8 @@ static const struct recorded {
     { "GGUF's types", &tiny_exact, LLAMAC_F16, "a0f35c649ac7aea05762ae7fea968e9818aa0683840a6292f84775e00e4e9347", 0 },
     { "GGUF's types, fast numerics", &tiny_exact, LLAMAC_F16,
       "67b90c8c826b4219d10de1071a983b587ae754b01b142c1983777c2ce9387dad", LLAMAC_FAST },
+    { "bf16, GPT-2, fast numerics", &tiny_gpt2, LLAMAC_F16,
+      "ff55cc7ae2fcbb3175fe920686ec708a31cf2d7b3a191912167423769fbc6e24", LLAMAC_FAST },
 };
 
 int llamac_selftest_at(size_t index, llamac_selftest_case *test) {

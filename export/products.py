@@ -14,7 +14,6 @@ from llamac.arguments import Numerics
 from llamac.engine.hardware.machine import plan_threads
 from llamac.export.checkpoint import LazyTensor
 from llamac.export.rounding import Array, rounded_inputs
-from llamac.format.strips import FLOATS
 
 # How much of a matrix each thread holds in memory at once, in bytes of float64.
 CHUNK_BYTES = 8 << 20
@@ -32,12 +31,12 @@ def linear(x: Array, weight: LazyTensor, bias: LazyTensor | None = None, *, nume
         x: Shape (n, in).
         weight: Shape (out, in).
         bias: Shape (out,), or None.
-        numerics: Round the inputs of a quantized weight as the engine does with these numerics. Default: not at all.
+        numerics: Round the inputs as the engine does with these numerics. Default: not at all.
 
     Returns:
         Shape (n, out).
     """
-    if numerics is not None and weight.dtype not in FLOATS:
+    if numerics is not None:
         x = rounded_inputs(x, weight.dtype, numerics)
     out, columns = weight.shape
     step = max(1, CHUNK_BYTES // (8 * columns))

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamac.arguments import KVDtype, Numerics
-from llamac.format.strips import CODEBOOKS
+from llamac.format.strips import CODEBOOKS, FLOATS
 
 Array: TypeAlias = NDArray[np.float64]
 Floats: TypeAlias = NDArray[np.float32]
@@ -19,8 +19,11 @@ KV_PAGE = 64  # positions
 def rounded_inputs(x: Array, dtype: str, numerics: Numerics) -> Array:
     """Inputs (n, columns) rounded as in the engine's products with quantized weights: integers times a scale.
 
-    docs/format.md, "How products are computed". The arithmetic is float32, so that the integers are the engine's.
+    docs/format.md, "How products are computed". The arithmetic is float32, so that the integers are the engine's. Fast
+    numerics also round the inputs of bf16 weights, to bf16.
     """
+    if dtype in FLOATS:
+        return round_to_bf16(x) if dtype == "bf16" and numerics == "fast" else x
     is_int8 = dtype in CODEBOOKS
     width, limit = (32, 127) if is_int8 else (128, 16319)
     rounds = eight_bits if numerics == "fast" and not is_int8 else np.rint
@@ -38,6 +41,13 @@ def round_rows(x: Array) -> Array:
     top = np.maximum(np.abs(numbers).max(axis=-1, keepdims=True), np.float32(1e-5))
     factor = np.float32(127) / top
     rounded: Array = (np.rint(numbers * factor) / factor).astype(np.float64)
+    return rounded
+
+
+def round_to_bf16(x: Array) -> Array:
+    """x rounded to 8 significant bits, ties to even; 0 below 2^-64."""
+    fractions, exponents = np.frexp(x.astype(np.float32).astype(np.float64))
+    rounded: Array = np.where(np.abs(x) < 2.0**-64, 0, np.ldexp(np.rint(fractions * 256), exponents - 8))
     return rounded
 
 

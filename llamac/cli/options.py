@@ -111,8 +111,9 @@ def add_kernels(group: Group, kv_dtypes: tuple[KVDtype, ...] = KV_DTYPES) -> Non
         "--numerics",
         choices=NUMERICS,
         default="exact",
-        help="how products of q8, q6 and GGUF's types round their inputs: exact to 15 bits (default); fast to 8 bits, "
-        "which speeds up long prompts and batches where the processor has VNNI, and changes results a little",
+        help="how products round their inputs: exact (default): those of q8, q6 and GGUF's types to 15 bits; fast: to "
+        "8 bits, and those of bf16 to bf16, which speeds up long prompts and batches where the processor has VNNI or "
+        "bf16 instructions, and changes results a little",
     )
 
 

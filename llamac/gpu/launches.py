@@ -38,6 +38,12 @@ class Form(IntEnum):
     INT8 = 1
     INT16 = 2
     ROUNDED = 3
+    BF16 = 4  # floats, rounded to bf16
+
+    @property
+    def is_float(self) -> bool:
+        """Whether products read rows of floats, side by side."""
+        return self in (Form.F32, Form.BF16)
 
 
 class Matrix(NamedTuple):
@@ -93,7 +99,7 @@ def form_of(dtype: int, *, fast: bool) -> Form:
     """What products with a dtype multiply, with fast or exact numerics."""
     name = _NAMES[dtype]
     if name in ("f32", "f16", "bf16"):
-        return Form.F32
+        return Form.BF16 if fast and name == "bf16" else Form.F32
     if name in CODEBOOKS:
         return Form.INT8
     return Form.ROUNDED if fast else Form.INT16
@@ -101,7 +107,7 @@ def form_of(dtype: int, *, fast: bool) -> Form:
 
 def input_row_bytes(form: Form, columns: int) -> int:
     """The bytes of a row of inputs: input_layout_of of kernels/inputs.cuh."""
-    if form is Form.F32:
+    if form.is_float:
         return 4 * columns
     blocks = ceil_div(columns, BLOCK_COLUMNS)
     codes = 256 if form is Form.INT16 else 128
@@ -187,7 +193,7 @@ def _rows_are_many(driver: Driver, few_blocks: int, many_blocks: int, m: int, fo
     multiprocessors = driver.properties.multiprocessors
     if m <= FEW_ROWS:
         return False
-    if form is not Form.F32:
+    if not form.is_float:
         enough = 9 if form is Form.INT8 else 20  # blocks for few rows, per multiprocessor
         return few_blocks * ceil_div(m, FEW_ROWS) >= enough * multiprocessors
     blocks = many_blocks * ceil_div(m, MANY_ROWS)
@@ -276,12 +282,12 @@ def _launch_products(
     """grid: tiles of rows and heads. x: the table of tiles, the inputs, and the row of inputs of each row."""
     shape, (tiles, heads) = parts[0].matrix, grid
     values = _product_arguments(parts, m, x, e)
-    rows = "many" if many else "one" if m == 1 and not x[0] and form is not Form.F32 else "few"
+    rows = "many" if many else "one" if m == 1 and not x[0] and not form.is_float else "few"
     name = f"product_{_NAMES[shape.dtype]}_{rows}{'_rounded' if form is Form.ROUNDED else ''}"
     if many:
-        strips = MANY_STRIPS[0] if form is Form.F32 else _many_strips(driver, parts, tiles * heads)
+        strips = MANY_STRIPS[0] if form.is_float else _many_strips(driver, parts, tiles * heads)
         driver.launch(name, (tiles, _blocks(parts, strips), heads), _WARP * strips, values)
-    elif form is Form.F32:
+    elif form.is_float:
         shared = _few_float_shared(_NAMES[shape.dtype])
         driver.launch(name, (tiles, _blocks(parts, FEW_FLOAT_STRIPS), heads), 128, values, shared)
     else:

@@ -41,7 +41,7 @@ class Norm(NamedTuple):
 class Packed(NamedTuple):
     """Where rows are packed, right after they are computed, as inputs of products (launches.py)."""
 
-    form: Form  # not Form.F32
+    form: Form  # not of floats
     inputs: int  # (rows) of input_row_bytes
 
 

@@ -111,7 +111,7 @@ def linears_of(step: Any) -> list[plan_records.Linear]:
 
 
 def packed_forms(steps: Sequence[Any], *, fast: bool) -> dict[int, tuple[Form, ...]]:
-    """The forms in which products first read what a step that can pack writes, by the step's id. None is Form.F32.
+    """The forms in which products first read what a step that can pack writes, by the step's id. None is of floats.
 
     A norm packs two forms, all other steps one.
     """
@@ -120,7 +120,7 @@ def packed_forms(steps: Sequence[Any], *, fast: bool) -> dict[int, tuple[Form, .
     for step in steps:
         for linear in linears_of(step):
             form, writer = launches.form_of(linear.dtype, fast=fast), writers.get(step.input)
-            if form is Form.F32 or linear.rounds_inputs or writer is None:
+            if form.is_float or linear.rounds_inputs or writer is None:
                 continue
             forms = found.get(id(writer), ())
             if form not in forms and len(forms) < (2 if isinstance(writer, plan_records.Norm) else 1):

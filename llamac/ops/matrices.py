@@ -215,7 +215,7 @@ def matmul(
         x: (..., columns), float32.
         matrix: W, (rows, columns).
         bias: (rows), float32.
-        numerics: "exact" or "fast": how products with q8, q6 and GGUF's types round x, as in `llamac.load`.
+        numerics: "exact" or "fast": how products with bf16, q8, q6 and GGUF's types round x, as in `llamac.load`.
         isa: The kernel set. None: `LLAMAC_ISA`, otherwise the best of this machine. It does not change the bits.
         threads: 1 to 1024. None: this machine's default, or 1 for small products. They do not change the bits.
 

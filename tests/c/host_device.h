@@ -13,7 +13,7 @@ static inline void host_multiply(struct pass *p, const llamac_linear *l, const f
                                  const float *row_weights, int accumulate, float *copy, int accumulate_copy, float *y) {
     if (!m) return;
     const struct kernels *k = &kernels_scalar;
-    const int input = input_type_of(l->dtype), rounded = p->info.numerics == LLAMAC_FAST && input == INPUT_INT16;
+    const int input = input_type_of(l->dtype), rounded = p->info.numerics == LLAMAC_FAST;
     const size_t words = input_words(input, l->columns);
     void *panels = take(words * 4 * (size_t)m), *scratch = take(gemm_scratch_bytes(m));
     float *row = take_floats(1, l->columns);

@@ -72,9 +72,13 @@ static inline double input_at(int dtype, const float *x, int columns, int k) {
     for (int i = start; i < min_int(columns, start + span); i++) max = fmaxf(max, fabsf(x[i]));
     return max > 0 ? (double)max / limit * nearbyint((double)(x[k] * ((float)limit / max))) : 0;
 }
-// The same with fast numerics, for a dtype with int16 inputs. In units of the scale it is a product h * factor.
+// The same with fast numerics, for bf16 or a dtype with int16 inputs. In units of the scale it is a product h * factor.
 static inline double rounded_input_at(int dtype, const float *x, int columns, int k) {
-    (void)dtype;
+    if (dtype == LLAMAC_BF16) {   // 8 significant bits
+        int exponent;
+        const double fraction = frexp((double)x[k], &exponent);
+        return fabsf(x[k]) < 0x1p-64f ? 0 : ldexp(nearbyint(fraction * 256), exponent - 8);
+    }
     const int block = k / 128 * 128, group = k / 32 * 32;
     float max = 0, group_max = 0;
     for (int i = block; i < min_int(columns, block + 128); i++) max = fmaxf(max, fabsf(x[i]));

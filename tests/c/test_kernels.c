@@ -131,8 +131,13 @@ static void check_gemm_of(int dtype, int rounded, int rows, int columns, int m, 
     free(w), free(x), free(bias), free(panels), free(scratch), free(initial), free(y), free(expected);
 }
 
+// Whether fast numerics round the inputs of products with a dtype.
+static int rounds_inputs(int dtype) {
+    return input_type_of(dtype) == INPUT_INT16 || input_type_of(dtype) == INPUT_BF16;
+}
+
 static void check_gemm(int dtype, int rows, int columns, int m, int biased, int accumulate, uint64_t *state) {
-    for (int rounded = 0; rounded <= (input_type_of(dtype) == INPUT_INT16); rounded++)
+    for (int rounded = 0; rounded <= rounds_inputs(dtype); rounded++)
         check_gemm_of(dtype, rounded, rows, columns, m, biased, accumulate, state);
 }
 
@@ -215,6 +220,41 @@ static void quantized_products_handle_extreme_inputs(void) {
                 for (int rounded = 0; rounded < 2 && input_type_of(dtype) == INPUT_INT16; rounded++)
                     check_extreme_product(dtype, rounded, MOST, fill, extremes[i]);
             }
+}
+
+// Weights and inputs of bf16 around the magnitudes below which instructions for pairs of columns give other bits. In
+// the second of three strips, weights are subnormal from column 140 on; in the third, they are close to 2^-48.
+static void small_bf16_numbers_keep_their_bits(void) {
+    enum { ROWS = 48, COLUMNS = 300, M = 40 };
+    const size_t strip_bytes = dtype_strip_bytes(LLAMAC_BF16, COLUMNS);
+    uint16_t *w = take(3 * strip_bytes);
+    float *x = take_floats(M, COLUMNS), *y = take_floats(M, ROWS), *expected = take_floats(M, ROWS);
+    void *panels = take(4 * (size_t)(M * COLUMNS)), *scratch = take(gemm_scratch_bytes(M));
+    struct cancel cancel = { 0 };
+    uint64_t state = 5;
+    for (int round = 0; round < 60 / sparser(6); round++) {
+        const int m = round % 2 ? M : MOST + round % 9;
+        for (int i = 0; i < 3 * 16 * COLUMNS; i++) {
+            const int strip = i / (16 * COLUMNS), column = i / 16 % COLUMNS;
+            const int exponent = strip == 0 ? 79 + random_below(&state, 60) :
+                                 strip == 1 ? random_below(&state, column < 140 ? 1 : 4) + (column < 140 ? 90 : 0) :
+                                 77 + random_below(&state, round % 3 ? 3 : 4) + (round % 3 == 1 ? 2 : 0);
+            w[(size_t)strip * strip_bytes / 2 + (size_t)(i % (16 * COLUMNS))] =
+                (uint16_t)(random_below(&state, 2) << 15 | exponent << 7 | random_below(&state, 128));
+        }
+        for (int i = 0; i < m * COLUMNS; i++)
+            x[i] = ldexpf((float)random_below(&state, 65536) - 32768, -82 + random_below(&state, round % 4 ? 8 : 80));
+        const struct gemm g = { .dtype = LLAMAC_BF16, .w = (uint8_t *)w, .strip_bytes = strip_bytes, .last = 3,
+                                .rows = ROWS, .columns = COLUMNS, .x = panels, .m = m, .rounded = 1, .y = y,
+                                .y_stride = ROWS, .scratch = scratch, .cancel = &cancel };
+        for (int t = 0; t < n_tables; t++) {
+            pack_rows(tables[t], LLAMAC_BF16, 1, panels, m, x, COLUMNS);
+            tables[t]->gemm(&g);
+            if (t == 0) memcpy(expected, y, sizeof *y * (size_t)(m * ROWS));
+            CHECK(same(y, expected, (size_t)(m * ROWS)), "%s: round %d, %d rows", tables[t]->name, round, m);
+        }
+    }
+    free(w), free(x), free(y), free(expected), free(panels), free(scratch);
 }
 
 // The scalar kernels' panel of one row holds the int16 codes in order: 32 of each group of a block; then sums, scale.
@@ -521,6 +561,7 @@ int main(int argc, char **argv) {
     RUN(f16_conversions_round_to_nearest_even);
     RUN(products_have_the_same_bits);
     RUN(quantized_products_handle_extreme_inputs);
+    RUN(small_bf16_numbers_keep_their_bits);
     RUN(inputs_are_rounded_to_eight_bits_and_a_factor);
     RUN(quantized_bytes_are_the_same_everywhere);
     RUN(quantize_rejects_invalid_arguments);

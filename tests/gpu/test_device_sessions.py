@@ -100,7 +100,9 @@ def test_values_of_another_dtype_are_products_of_the_same_launch(
         assert "pack_int16" not in launched
 
 
-@pytest.mark.parametrize(("dtype", "numerics"), [("t2", "exact"), ("f32", "exact"), ("q8", "exact"), ("q8", "fast")])
+@pytest.mark.parametrize(
+    ("dtype", "numerics"), [("t2", "exact"), ("f32", "exact"), ("q8", "exact"), ("q8", "fast"), ("bf16", "fast")]
+)
 def test_rounded_inputs_have_the_bits_of_the_cpu(tmp_path: Path, device: str, dtype: str, numerics: Numerics) -> None:
     config = replace(CASES["sub-norms"], rounds_inputs=1)
     path = write_model(tmp_path / "m.bin", checkpoint(config), dtype)

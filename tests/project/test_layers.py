@@ -35,7 +35,7 @@ LADDER: tuple[tuple[str, ...], ...] = (
     (
         *("kernels", "kernels_int8", "kernels_int16", "kernels_attention", "kernels_measure", "kernels_sample"),
         *("kernels_tiles", "kernels_narrow", "kernels_pairs", "kernels_values", "kernels_delta", "quantize_template"),
-        *("model", "simd_amx", "tiny_file"),
+        *("kernels_bf16", "model", "simd_amx", "tiny_file"),
     ),
     ("bpe", "added_tokens", "merge_ranks", "kernels_quant", "plan", "slots", "describe", "selftest", "router"),
     (
@@ -59,7 +59,7 @@ LADDER: tuple[tuple[str, ...], ...] = (
 INCLUDED_BY_THE_TEMPLATE = (
     *("kernels_quant", "kernels_int8", "kernels_int16", "kernels_attention", "kernels_measure", "kernels_sample"),
     *("kernels_tiles", "kernels_narrow", "kernels_pairs", "kernels_values", "kernels_delta", "quantize_template"),
-    "quantize_search",
+    *("kernels_bf16", "quantize_search"),
 )
 LAYER = {name: layer for layer, names in enumerate(LADDER) for name in names}
 

@@ -11,12 +11,13 @@
 //                     nibbles of q4: columns 0, 4, 1, 5, 2, 6,    int16; per group the scale
 //                     3, 7
 // in the units of csrc/kernels.h. Columns after the last are 0. INPUTS_F32: the floats as they are, rows side by side.
+// INPUTS_BF16: the same, rounded to bf16.
 #ifndef LLAMAC_INPUTS_CUH
 #define LLAMAC_INPUTS_CUH
 #include "device.cuh"
 #include "dtype.h"
 
-enum input_form { INPUTS_F32, INPUTS_INT8, INPUTS_INT16, INPUTS_ROUNDED };
+enum input_form { INPUTS_F32, INPUTS_INT8, INPUTS_INT16, INPUTS_ROUNDED, INPUTS_BF16 };
 
 static __device__ __forceinline__ float element(const float4 &x, int i) {
     return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w;

@@ -2,25 +2,33 @@
 // pack.cu - rows of floats become packed inputs of products.
 #include "packing.cuh"
 
-#define ROUNDED_ROW_MIN 1e-5f   // as in csrc/kernels.h
+#define ROUNDED_ROW_MIN 1e-5f       // as in csrc/kernels.h
+#define ROUNDED_BF16_MIN 0x1p-64f   // the same
 enum { ROUNDING_WARPS = 8 };
+
+// x rounded to bf16, as rounded_bf16 of csrc/kernels_bf16.h.
+static __device__ __forceinline__ float rounded_bf16(float x) {
+    const uint32_t bits = __float_as_uint(x), nearest = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000;
+    if (x != x) return x;
+    return v16_abs(x) < ROUNDED_BF16_MIN ? 0 : __uint_as_float(nearest);
+}
 
 // A warp stores a block of a row of inputs.
 template <int form>
 static __device__ __forceinline__ void store_block(const float (&v)[4], int block, int columns, unsigned char *inputs,
                                                    int row, float row_scale) {
-    if constexpr (form == INPUTS_F32) {
+    if constexpr (form == INPUTS_F32 || form == INPUTS_BF16) {
         float *const to = (float *)(void *)inputs + (size_t)row * columns;
         const int first = block * BLOCK_COLUMNS + threadIdx.x % WARP_LANES * 4;
         for (int i = 0; i < 4; i++)
-            if (first + i < columns) to[first + i] = v[i];
+            if (first + i < columns) to[first + i] = form == INPUTS_BF16 ? rounded_bf16(v[i]) : v[i];
     } else {
         unsigned char *const to = inputs + (size_t)row * input_layout_of(form, columns).end;
         pack_block<form>(v, block, columns, to, form == INPUTS_INT8 ? row_scale : 0);
     }
 }
 
-// Packs rows of `columns` numbers, which are `stride` apart, as inputs (inputs.cuh); INPUTS_F32: side by side. A warp
+// Packs rows of `columns` numbers, which are `stride` apart, as inputs (inputs.cuh); floats: side by side. A warp
 // packs a block of 128 columns. Grid: (blocks of columns / warps of a block of threads, rows, heads of a row, each of
 // which is a row of inputs). Equals the pack functions of csrc/kernels_quant.h.
 template <int form>
@@ -84,3 +92,4 @@ PACK(f32, INPUTS_F32)
 PACK(int8, INPUTS_INT8)
 PACK(int16, INPUTS_INT16)
 PACK(rounded, INPUTS_ROUNDED)
+PACK(bf16, INPUTS_BF16)
