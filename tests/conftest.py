@@ -8,7 +8,7 @@ import itertools
 import os
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -89,10 +89,16 @@ def pytest_configure() -> None:
     os.environ.setdefault("MKL_NUM_THREADS", "1")
 
 
-def pytest_collection_finish() -> None:
-    """Leave the tests out of later garbage collections, each of which would visit millions of their objects."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Leave the tests out of all garbage collections, each of which would visit millions of their objects."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session")

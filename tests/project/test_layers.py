@@ -8,6 +8,7 @@ import importlib
 import json
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -148,6 +149,13 @@ def test_the_search_for_calls_finds_calls_only(tmp_path: Path) -> None:
 
 
 # ---- Python
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_tree_is_left() -> Iterator[None]:
+    """Free the trees: each garbage collection in a later test would visit their millions of nodes."""
+    yield
+    tree.cache_clear()
 
 
 @functools.cache
