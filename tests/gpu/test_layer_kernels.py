@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpu.layer_reference import LayerReference, Query
+from gpu.layer_reference import KV_DTYPES, LayerReference, Query
 from gpu.reference import Bytes, Floats, same_bits
 from numpy.typing import NDArray
 
@@ -46,7 +46,10 @@ def reference(core_kernels: ctypes.CDLL) -> LayerReference:
     return LayerReference(core_kernels)
 
 
-@pytest.fixture(params=[{"seed": 1}, {"checked": True}], ids=["shuffled", "checked"])
+SHUFFLED, CHECKED = dict[str, Any](seed=1), dict[str, Any](checked=True)
+
+
+@pytest.fixture(params=[SHUFFLED, CHECKED], ids=["shuffled", "checked"])
 def device(request: pytest.FixtureRequest, emulator: Callable[..., Emulator]) -> Emulator:
     return emulator(FILES, **request.param)
 
@@ -368,18 +371,21 @@ def check_pages(pages: Pages) -> None:
 # ---- attention
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f16", "q8"])
-@pytest.mark.parametrize(
-    ("shape", "window", "soft_cap", "has_sinks", "farthest"),
-    [
-        (HeadShape(4, 2, 128, 128), 0, 0.0, False, None),
-        (HeadShape(3, 3, 40, 40), 300, 5.0, False, None),
-        (HeadShape(7, 1, 144, 144), 70, 0.0, True, None),
-        (HeadShape(36, 1, 72, 56), 0, 0.0, False, None),
-        (HeadShape(4, 2, 24, 24), 0, 0.0, False, 33),
-        (HeadShape(3, 1, 128, 128), 4, 5.0, False, 2),
-    ],
-)
+ATTENTIONS: list[tuple[HeadShape, int, float, bool, int | None]] = [
+    (HeadShape(4, 2, 128, 128), 0, 0.0, False, None),
+    (HeadShape(3, 3, 40, 40), 300, 5.0, False, None),
+    (HeadShape(7, 1, 144, 144), 70, 0.0, True, None),
+    (HeadShape(36, 1, 72, 56), 0, 0.0, False, None),
+    (HeadShape(4, 2, 24, 24), 0, 0.0, False, 33),
+    (HeadShape(3, 1, 128, 128), 4, 5.0, False, 2),
+]
+# Each in each dtype; with checks of each access, which take 10 times as long, in one.
+CASES = [(SHUFFLED, dtype, *case) for case in ATTENTIONS for dtype in KV_DTYPES]
+CASES += [(CHECKED, dtype, *case) for case, dtype in zip(ATTENTIONS, (*KV_DTYPES, *KV_DTYPES), strict=True)]
+NAMES = ("device", "dtype", "shape", "window", "soft_cap", "has_sinks", "farthest")
+
+
+@pytest.mark.parametrize(NAMES, CASES, indirect=["device"])
 def test_attention(
     reference: LayerReference,
     device: Emulator,
