@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import errno
+import functools
 import hashlib
 import mmap
 import os
@@ -75,10 +76,10 @@ class Field:
     high: float
     names: tuple[str, ...]
 
-    @property
-    def format(self) -> str:
-        """The member's format for the struct module."""
-        return f"<{self.count}{_CODES[self.type]}"
+    @functools.cached_property
+    def layout(self) -> struct.Struct:
+        """The layout of the member's elements."""
+        return struct.Struct(f"<{self.count}{_CODES[self.type]}")
 
 
 def _field_table() -> dict[str, tuple[Field, ...]]:
@@ -90,6 +91,7 @@ def _field_table() -> dict[str, tuple[Field, ...]]:
 
 
 FIELDS = _field_table()
+_MEMBERS = {record: {member.name: member for member in members} for record, members in FIELDS.items()}
 RECORD_BYTES = {record: _core.record_bytes(record) for record in FIELDS}
 _TENSOR_HASH = next(field.offset for field in FIELDS["tensor"] if field.name == "sha256")
 # header fields with only one valid value
@@ -110,7 +112,7 @@ def unpack_record(record: str, data: bytes | memoryview) -> dict[str, Any]:
     """
     values: dict[str, Any] = {}
     for member in FIELDS[record]:
-        found = struct.unpack_from(member.format, data, member.offset)
+        found = member.layout.unpack_from(data, member.offset)
         value: Any = found[0] if len(found) == 1 else list(found)
         if member.type == _TEXT:
             value = value.rstrip(b"\0").decode("ascii", "replace")
@@ -146,13 +148,16 @@ def pack_record(record: str, values: dict[str, Any]) -> bytes:
     Raises:
         ArgumentError: If a member is unknown, or a value does not fit or is out of its range.
     """
-    known = {member.name: member for member in FIELDS[record]}
-    unknown = set(values) - set(known)
+    known = _MEMBERS[record]
+    unknown = values.keys() - known.keys()
     if unknown:
         raise ArgumentError(f"a {record} record has no member {', '.join(sorted(unknown))}")
     data = bytearray(RECORD_BYTES[record])
     for name, value in values.items():
         member = known[name]
+        if member.count == 1 and isinstance(value, int | float) and member.low <= value <= member.high:
+            member.layout.pack_into(data, member.offset, value)  # most members are such numbers
+            continue
         if member.type == _TEXT:
             value = value.encode("ascii")
             if len(value) >= member.count:
@@ -165,7 +170,7 @@ def pack_record(record: str, values: dict[str, Any]) -> bytes:
             if wrong:
                 raise ArgumentError(f"{record}: {name} is {wrong[0]}, expected {member.low:g} to {member.high:g}")
             items += [0] * (member.count - len(items))
-        struct.pack_into(member.format, data, member.offset, *items)
+        member.layout.pack_into(data, member.offset, *items)
     return bytes(data)
 
 

@@ -226,7 +226,7 @@ def numbers_out_of_range(record: str) -> Iterator[tuple[Field, int, float]]:
     """(field, element, number) for numbers below and above the range of every field of a record."""
     largest = {"I": 2**32 - 1, "i": 2**31 - 1, "f": 3e38, "Q": 2**64 - 1}
     for member in FIELDS[record]:
-        code = member.format[-1]
+        code = member.layout.format[-1]
         if code not in largest:
             continue
         wrong: list[float] = []
@@ -247,7 +247,7 @@ def test_every_number_out_of_range_is_an_error_that_names_its_field(record: str,
     starts |= {RECORDS[name]: sample.sections[name].offset for name in TABLES}
     checked = 0
     for member, element, value in numbers_out_of_range(record):
-        patch = struct.pack(f"<{member.format[-1]}", value)
+        patch = struct.pack(f"<{member.layout.format[-1]}", value)
         data = bytearray(sample.original)
         start = starts[record] + member.offset + element * len(patch)
         data[start : start + len(patch)] = patch
@@ -311,7 +311,7 @@ def changed(sample: Sample, record: str, start: int, **values: float) -> bytes:
     """The sample with other numbers in a record, and all hashes recomputed."""
     data = bytearray(sample.original)
     for name, value in values.items():
-        code = next(member for member in FIELDS[record] if member.name == name).format[-1]
+        code = next(member for member in FIELDS[record] if member.name == name).layout.format[-1]
         put(data, record, start, name, struct.pack(f"<{code}", value))
     return rehashed(data)
 

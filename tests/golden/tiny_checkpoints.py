@@ -8,7 +8,9 @@ versions and machines; nothing else is used.
 
 from __future__ import annotations
 
+import functools
 import json
+import math
 import struct
 import zlib
 from pathlib import Path
@@ -21,6 +23,7 @@ Config = dict[str, Any]
 Tensors = dict[str, NDArray[np.float32]]
 # Tensors that are the same in all checkpoints, of xIELU.
 BUFFERS = {".act_fn.beta": 0.5, ".act_fn.eps": -1e-6}
+KEPT_SIZE = 1 << 16  # of the largest tensor that is kept, in elements
 
 
 def changed(config: Config, **changes: object) -> Config:
@@ -30,12 +33,20 @@ def changed(config: Config, **changes: object) -> Config:
 
 def random_tensor(name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
     """Uniform numbers with standard deviation 0.5 and mean 0, or 1 for norm weights and scales of layers; BUFFERS."""
+    return _kept(name, shape).copy() if math.prod(shape) <= KEPT_SIZE else _drawn(name, shape)
+
+
+def _drawn(name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
     for buffer, value in BUFFERS.items():
         if name.endswith(buffer):
             return np.full(shape, value, np.float32)
     draw = np.random.RandomState(zlib.crc32(name.encode())).random_sample(shape)
     is_around_one = len(shape) == 1 and name.endswith((".weight", ".layer_scalar"))
     return ((draw - 0.5) * 3**0.5 + is_around_one).astype(np.float32)
+
+
+# Cases that differ in one key follow each other, and share almost all tensors.
+_kept = functools.lru_cache(maxsize=1024)(_drawn)
 
 
 def llama_shapes(config: Config) -> dict[str, tuple[int, ...]]:
