@@ -18,8 +18,8 @@ def interleaved_rows(kind: str, n_parts: int, model: ModelConfig, layer: LayerCo
     Args:
         kind: What the rows of one head are: "heads": the rows of each matrix for a head of attention; "groups": those
             of all heads of q with one KV head, and of this; "qkvz" and "ba": those of q, k, v and z, or of beta and a,
-            for a key head of a delta net.
-        n_parts: The number of matrices of "heads".
+            for a key head of a delta net; "four_blocks": of a fourth of each matrix.
+        n_parts: The number of matrices of "heads" and "four_blocks".
         model: The model.
         layer: The layer.
         n_rows: The number of rows of the tensor.
@@ -32,6 +32,7 @@ def interleaved_rows(kind: str, n_parts: int, model: ModelConfig, layer: LayerCo
         "groups": (model.n_heads // model.n_kv_heads * head, head, head),
         "qkvz": (layer.state_key_dim, layer.state_key_dim, values, values),
         "ba": (ratio, ratio),
+        "four_blocks": (n_rows // (4 * n_parts),) * n_parts,
     }[kind]
     heads = np.arange(n_rows).reshape(-1, sum(widths))
     return np.concatenate([part.reshape(-1) for part in np.split(heads, np.cumsum(widths)[:-1], axis=1)])

@@ -123,7 +123,7 @@ NOT_WRITTEN += ("bitnet-attention_bias", "olmo-attention_bias", "iquestcoder", "
 NOT_WRITTEN += ("falcon", "falcon-new_decoder_architecture")
 NOT_WRITTEN += ("mellum", "mellum-yarn", "mellum-sliding_window")
 NAMES = [name for name in dict.fromkeys([*GGUF_CASES, *CHANGES]) if name not in NOT_WRITTEN]
-# The families that are written as another one: Kimi K2, IQuest-Coder and InternLM 3, and models with images.
+# The families that are written as another one: Kimi K2, Sarvam, IQuest-Coder and InternLM 3, and models with images.
 WITH_IMAGES = {
     "iquestcoder": "llama",
     "internlm3": "llama",
@@ -132,7 +132,12 @@ WITH_IMAGES = {
     "gemma4_unified": "gemma4_text",
     "kimi_k2": "deepseek_v3",
     "llama4": "llama4_text",
-    "mistral3": "ministral3",
+    "mistral3": "llama",
+    **dict.fromkeys(("llava", "llava_next"), "llama"),
+    **dict.fromkeys(("llava_onevision", "ovis2"), "qwen2"),
+    **dict.fromkeys(("kimi_k25", "sarvam_mla"), "deepseek_v3"),
+    "aya_vision": "cohere2",
+    "glm46v": "glm4",
     "qwen2_vl": "qwen2",
     "qwen2_5_vl": "qwen2",
     "internvl": "qwen2",

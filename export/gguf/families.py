@@ -111,7 +111,7 @@ _LATENT: dict[str, object] = {
 _DEEPSEEK = Architecture(
     "deepseek_v2",
     latent="neighbors",
-    others=("deepseek_v3", "kimi_k2", "glm4_moe_lite"),
+    others=("deepseek_v3", "kimi_k2", "kimi_k25", "glm4_moe_lite", "sarvam_mla"),
     plain_shared=True,
     weights_eps=1e-20,
     mtp=True,
@@ -145,7 +145,10 @@ _NEMOTRON_H = Architecture(
 )
 _LLAMA = Architecture(
     "llama",
-    others=("mistral", "mixtral", "idefics3", "smolvlm", "iquestcoder", "internlm3"),
+    others=(
+        *("mistral", "mixtral", "idefics3", "smolvlm", "iquestcoder", "internlm3"),
+        *("mistral3", "llava", "llava_next"),
+    ),
     paired=True,
     expert_weights=1,
     keys={**_WINDOW, **_EXPERTS},
@@ -173,7 +176,7 @@ ARCHITECTURES = {
     "mistral3": replace(
         _LLAMA,
         family="ministral3",
-        others=("mistral3",),
+        others=(),
         keys={**_LLAMA.keys, LOG_MULTIPLIER: 0.0, QUERY_BETA: 0.0},
     ),
     "arcee": Architecture("arcee", ffn="plain", activation="relu2", paired=True, rope_tensors=("freqs",)),
@@ -181,7 +184,7 @@ ARCHITECTURES = {
     "bitnet-b1.58": replace(_BITNET, activation="relu2"),
     "gpt2": _GPT2,
     "starcoder": replace(_GPT2, family="gpt_bigcode"),
-    "qwen2": Architecture("qwen2", others=("qwen2_vl", "qwen2_5_vl", "internvl")),
+    "qwen2": Architecture("qwen2", others=("qwen2_vl", "qwen2_5_vl", "internvl", "llava_onevision", "ovis2")),
     # the second tensor has the rows of "yes" and "no" of a reranker's output matrix
     "qwen3": Architecture("qwen3", others=("qwen3_vl",), qk_norm="head", ignored=("cls.output.weight",)),
     "qwen2moe": Architecture(
@@ -367,10 +370,10 @@ ARCHITECTURES = {
     "hunyuan-dense": Architecture("hunyuan_v1_dense", qk_norm="head", qk_norm_after_rope=True),
     "ernie4_5": Architecture("ernie4_5", paired=True),
     "chatglm": Architecture("glm", paired=True, fused=("ffn_up",), square=True),
-    "glm4": Architecture("glm4", others=("glm4v",), placement="sandwich", paired=True, fused=("ffn_up",)),
+    "glm4": Architecture("glm4", others=("glm4v", "glm46v"), placement="sandwich", paired=True, fused=("ffn_up",)),
     "cohere2": Architecture(
         "cohere2",
-        others=("cohere2_vision",),
+        others=("cohere2_vision", "aya_vision"),
         norm="layer",
         placement="parallel",
         paired=True,

@@ -32,7 +32,7 @@ from llamac.export.hf.family_parts import NOT_APPLIED
 from llamac.export.hf.keys import LIMITS, Keys, shortened
 from llamac.export.hf.latent_config import attention_factor, latent_attention, minicpm_scales, rotated_part
 from llamac.export.hf.layers_config import layers_of
-from llamac.export.hf.mamba_config import MAMBA_BIASES, Factor, expert_width, mamba_model, multipliers
+from llamac.export.hf.mamba_config import MAMBA_BIASES, Factor, check_rotated, expert_width, mamba_model, multipliers
 from llamac.export.hf.quantized_keys import ADVICE
 from llamac.export.hf.query_config import scaled_queries
 from llamac.export.hf.rope import FULL, SLIDING, refuse_scaling, rope_parameters, states_base
@@ -59,6 +59,7 @@ BIASES = (
     *MAMBA_BIASES,
 )
 EPS = ("norm_epsilon", "norm_eps", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon")
+AFTER_NORMS = ("use_sandwich_norm", "use_post_norm")  # whether norms follow attention and network, too
 # Of OLMo Hybrid's delta nets, for which it has no key.
 DELTA_NORM_EPS = float(np.float32(1e-5))
 # Keys outside text_config that apply to the language model in it, and keys that only images need.
@@ -80,6 +81,9 @@ OF_IMAGES = (
     *("max_pixels_tolerance", "max_tiles", "min_image_tokens", "min_tiles", "projector_use_layernorm", "tile_size"),
     *("use_image_special_tokens", "use_thumbnail", "alignment_intermediate_size"),
     *("downsample_ratio", "image_seq_length", "vision_feature_select_strategy"),
+    *("adapter_layer_norm_eps", "ignore_index", "image_grid_pinpoints", "use_image_newline_parameter"),
+    *("media_placeholder_token_id", "use_unified_vision_chunk", "video_placeholder", "video_token_index"),
+    *("projection_hidden_size", "projection_layer_norm_eps", "vision_aspect_ratio", "visual_indicator_token_ids"),
 )
 
 
@@ -227,9 +231,9 @@ def text_config(values: dict[str, Any], family: Family, warnings: list[str]) -> 
     differ = sorted(key for key in known & values.keys() if values[key] != text.get(key))
     if differ:
         warnings.append(f"config.json has other values than its text_config, which counts, of {', '.join(differ)}")
-    inner = {key: value for key, value in text.items() if key not in ("model_type", "architectures", *OF_IMAGES)}
+    inner = {key: value for key, value in text.items() if key not in ("model_type", "architectures", TIED, *OF_IMAGES)}
     found = inner | {key: values[key] for key in OUTSIDE_TEXT if key in values}
-    # versions of transformers keep this key inside, outside, or, unless it is false, in both
+    # versions of transformers keep this key inside, outside, or, unless it is false, in both; they ignore false inside
     return found | ({TIED: True} if text.get(TIED) is True else {})
 
 
@@ -259,7 +263,7 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
     n_types = type_count(keys, family)
     layers = layers_of(keys, family, dim)
     mtp_layer = _mtp_layer(keys, family, layers)
-    is_sandwich = _is_set(keys, row, "use_sandwich_norm")
+    is_sandwich = any(_is_set(keys, row, key) for key in AFTER_NORMS)
     scales |= (of_mamba := mamba_model(keys, family, layers, activation))
     if "moe_latent_size" in row:
         scales |= expert_width(keys, layers)
@@ -267,6 +271,8 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
         doubled = keys.flag("linear_allow_neg_eigval", row["linear_allow_neg_eigval"])
         scales |= {"state_norm_eps": DELTA_NORM_EPS, "state_beta_doubled": int(doubled)}
     biases -= set() if of_mamba else set(MAMBA_BIASES)
+    if "attn_rotary_emb" in row:
+        check_rotated(keys, head_dim)
     if "word_embed_proj_dim" in row:
         classic_config.check_widths(keys, dim)
     if not keys.problems:
@@ -451,7 +457,8 @@ def _scales(keys: Keys, family: Family, dim: int, head_dim: int, warnings: list[
         """A positive multiplier."""
         if key not in row:
             return default
-        value = keys.number(key, row[key], LIMITS["logit_scale"])
+        usual = default if row[key] is None else row[key]
+        value = keys.number(key, usual, LIMITS["logit_scale"], nullable=row[key] is None)
         if value == 0:
             keys.wrong(key, "a number above 0")
         return value or 1.0
@@ -469,12 +476,15 @@ def _scales(keys: Keys, family: Family, dim: int, head_dim: int, warnings: list[
         if family.qk_norm != "none" and caps["attention_soft_cap"]:
             warnings.append(f"config.json: attn_logit_softcapping is ignored, as in transformers' {family.model_type}")
             caps["attention_soft_cap"] = 0.0
+    scaling = number("logits_scaling", 1.0)
     return caps | {
         "attention_scale": family.attention_scale
         or number("attention_multiplier", number("query_pre_attn_scalar", head_dim) ** -0.5),
         "embedding_scale": number("embedding_multiplier", dim**0.5 if is_scaled else 1.0),
         "residual_scale": number("residual_multiplier", 1.0),
-        "logit_scale": number("logit_scale", number("lm_head_multiplier", 1 / number("logits_scaling", 1.0))),
+        "logit_scale": number(
+            "logit_scale", number("lm_head_multiplier", scaling if family.multiplied_logits else 1 / scaling)
+        ),
     }
 
 

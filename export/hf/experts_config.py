@@ -17,7 +17,7 @@ from llamac.export.hf.keys import LIMITS, Keys, shortened
 EXPERTS = ("n_routed_experts", "num_experts", "moe_num_experts", "num_local_experts")
 USED = ("num_experts_per_tok", "moe_topk", "moe_k")
 SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
-SCALES = ("routed_scaling_factor", "route_scale")  # what multiplies the experts' weights
+SCALES = ("routed_scaling_factor", "route_scale", "router_scaling_factor")  # what multiplies the experts' weights
 FIRST = ("first_k_dense_replace", "num_dense_layers")  # how many layers before the others have no experts
 # Keys of Hunyuan's own code, which transformers does not read: the experts' width, and the number of shared ones.
 OF_HUNYUAN = ("moe_intermediate_size", "num_shared_expert")

@@ -71,7 +71,7 @@ def row_of(values: dict[str, Any]) -> Family | None:
     if family is None or not isinstance(text, dict):
         return family
     rows = family.other_texts
-    return next((row for row in rows if text.get("model_type", row.model_type) == row.model_type), family)
+    return next((row for row in rows if text.get("model_type") == (row.text_type or row.model_type)), family)
 
 
 # transformers' names of the engine's activations. The first of several names is the one to write.

@@ -7,9 +7,9 @@ from dataclasses import replace
 from llamac.export.hf.families_experts import QWEN3_MOE
 from llamac.export.hf.families_gated import GEMMA2, GRANITE, LLAMA
 from llamac.export.hf.families_latent import DEEPSEEK_V3
-from llamac.export.hf.families_routed import GRANITE_MOE_SHARED
+from llamac.export.hf.families_routed import GLM4_MOE, GRANITE_MOE_SHARED
 from llamac.export.hf.family import Module
-from llamac.export.hf.family_parts import COMMON, L, attention, mlp, pre, without
+from llamac.export.hf.family_parts import COMMON, L, attention, experts, mlp, norm, pre, qk_norms, without
 
 IQUEST_CODER = replace(
     LLAMA,
@@ -188,4 +188,154 @@ GRANITE_MOE_SWA = replace(
     sinks=True,
     windows="global_every",
     window_every=4,
+)
+
+# Granite with norms after attention and network. The logits are multiplied, not divided.
+HYPERCLOVA_X = replace(
+    GRANITE,
+    model_type="hyperclovax",
+    architectures=("HyperCLOVAXForCausalLM",),
+    bare="HyperCLOVAXModel",
+    modules=(
+        *GRANITE.modules,
+        norm("post_norm1", "attn_post_norm", only="sandwich"),
+        norm("post_norm2", "ffn_post_norm", only="sandwich"),
+    ),
+    keys={**GRANITE.keys, "attention_multiplier": None, "use_post_norm": True},
+    multiplied_logits=True,
+)
+
+# Hy3 and Sarvam: DeepSeek V3's experts with grouped-query attention, under other names.
+HY_V3 = replace(
+    GLM4_MOE,
+    model_type="hy_v3",
+    architectures=("HYV3ForCausalLM",),
+    bare="HYV3Model",
+    modules=pre(
+        (*attention("attention_bias"), *qk_norms()),
+        (
+            *mlp("mlp_bias", only="dense"),
+            *experts("mlp.router.gate", "mlp.experts.{e}", ("gate_proj", "up_proj", "down_proj")),
+            *(
+                replace(module, name=f"{L}mlp.expert_bias")
+                for module in GLM4_MOE.modules
+                if module.only == "choice_bias"
+            ),
+            *(
+                Module(f"{L}mlp.shared_mlp.{x}_proj", (f"{L}shared_ffn_{x}",), bias="mlp_bias", only="experts")
+                for x in ("gate", "up", "down")
+            ),
+        ),
+    ),
+    keys={
+        **COMMON,
+        "vocab_size": 120832,
+        "hidden_size": 4096,
+        "intermediate_size": 13312,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 11158840.0,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "num_experts": 192,
+        "num_experts_per_tok": 8,
+        "num_shared_experts": 1,
+        "moe_intermediate_size": 1536,
+        "router_scaling_factor": 2.826,
+        "first_k_dense_replace": 1,
+        "mlp_layer_types": None,
+    },
+    fixed=dict.fromkeys(("qk_norm", "route_norm", "moe_router_enable_expert_bias", "moe_router_use_sigmoid"), True),
+    harmless=("enable_moe_fp32_combine", "num_nextn_predict_layers"),
+    old_keys={"num_local_experts": "num_experts"},
+    ignored=(*LLAMA.ignored, r"layers\.80\..*"),  # predict further tokens
+    renamed=(
+        (r"\.mlp\.gate\.weight$", ".mlp.router.gate.weight"),
+        (r"\.mlp\.e_score_correction_bias$", ".mlp.expert_bias"),
+        (r"\.mlp\.shared_experts\.", ".mlp.shared_mlp."),
+    ),
+    mtp=(),
+    mtp_key="",
+)
+# Keys of Sarvam's own code.
+_OF_SARVAM = {
+    "score_function": "sigmoid",
+    **dict.fromkeys(("moe_router_enable_expert_bias", "use_rmsnorm"), True),
+    "use_bias": False,
+}
+_OF_CHOICE = (r"\.mlp\.gate\.expert_bias$", ".mlp.gate.e_score_correction_bias")
+_UNUSED_BY_SARVAM = ("output_dropout", "router_dtype")
+SARVAM_MOE = replace(
+    GLM4_MOE,
+    model_type="sarvam_moe",
+    architectures=("Glm4MoeForCausalLM", "SarvamMoEForCausalLM"),  # the second: published with its own code
+    keys={
+        **without(GLM4_MOE.keys, "partial_rotary_factor"),
+        "vocab_size": 262144,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 19,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 8000000.0,
+        "moe_intermediate_size": 1024,
+        "num_experts_per_tok": 6,
+        "routed_scaling_factor": 2.5,
+        "use_qk_norm": True,
+    },
+    fixed={"scoring_func": "sigmoid", **_OF_SARVAM},
+    harmless=("num_nextn_predict_layers", "num_mtp_layers", *_UNUSED_BY_SARVAM),
+    split=tuple(
+        (rf"(layers\.\d+)\.self_attn\.query_key_value\.{kind}", tuple(f"self_attn.{x}_proj.{kind}" for x in "qkv"))
+        for kind in ("weight", "bias")
+    ),
+    split_by_heads=True,
+    renamed=(
+        (r"^(model\.)?word_embeddings\.", r"\1embed_tokens."),
+        (r"\.attention\.", ".self_attn."),
+        (r"\.self_attn\.dense\.", ".self_attn.o_proj."),
+        (r"\.self_attn\.query_layernorm\.", ".self_attn.q_norm."),
+        (r"\.self_attn\.key_layernorm\.", ".self_attn.k_norm."),
+        _OF_CHOICE,
+    ),
+    old_keys={
+        "num_local_experts": "n_routed_experts",
+        "num_experts": "n_routed_experts",
+        "num_shared_experts": "n_shared_experts",
+        "use_qkv_bias": "attention_bias",
+    },
+    mtp=(),
+    mtp_key="",
+)
+SARVAM_MLA = replace(
+    DEEPSEEK_V3,
+    model_type="sarvam_mla",
+    architectures=("DeepseekV3ForCausalLM", "SarvamMLAForCausalLM"),  # the second: published with its own code
+    keys={
+        **DEEPSEEK_V3.keys,
+        "vocab_size": 262144,
+        "hidden_size": 4096,
+        "intermediate_size": 16384,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 64,
+        "num_key_value_heads": None,
+        "q_lora_rank": None,
+        "n_routed_experts": 128,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+    },
+    fixed={**DEEPSEEK_V3.fixed, **_OF_SARVAM},
+    harmless=(*DEEPSEEK_V3.harmless, *_UNUSED_BY_SARVAM, "q_head_dim"),
+    old_keys={"num_local_experts": "n_routed_experts", "num_experts": "n_routed_experts"}
+    | {"num_shared_experts": "n_shared_experts"},
+    rope_names={"deepseek_yarn": "yarn"},
+    renamed=(_OF_CHOICE,),
+    mtp=(),
+    mtp_key="",
 )

@@ -164,6 +164,22 @@ GPTJ = Family(
     old_keys=_GPT2_NAMES,
 )
 
+# GPT-J whose q, v and k are one matrix, divided into four blocks for training on four devices.
+CODEGEN = replace(
+    GPTJ,
+    model_type="codegen",
+    architectures=("CodeGenForCausalLM",),
+    bare="CodeGenModel",
+    modules=(
+        *GPTJ.modules[:2],
+        _of("attn.qkv_proj", "attn_q", "attn_v", "attn_k", interleaved="four_blocks"),
+        *GPTJ.modules[5:],
+    ),
+    fixed={"scale_attn_weights": True, **_NO_ROPE_KEYS},
+    harmless=("n_ctx",),
+    ignored=(*LLAMA.ignored, r"h\.\d+\.attn\.causal_mask"),
+)
+
 # GPT-2 with one KV head, or with the rows of q, k and v head by head.
 GPT_BIGCODE = Family(
     model_type="gpt_bigcode",

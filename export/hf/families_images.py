@@ -10,14 +10,36 @@ from typing import Any
 
 from llamac.export.hf.families_experts import QWEN3_MOE
 from llamac.export.hf.families_gated import EXAONE4, GEMMA3, GLM4, LLAMA, MINISTRAL3, MISTRAL, QWEN2, QWEN3
-from llamac.export.hf.families_latent import MISTRAL4
-from llamac.export.hf.families_layer_norm import COHERE2
+from llamac.export.hf.families_latent import DEEPSEEK_V3, MISTRAL4
+from llamac.export.hf.families_layer_norm import COHERE, COHERE2
 from llamac.export.hf.families_routed import COHERE2_MOE, GLM4_MOE
+from llamac.export.hf.family import Family
 from llamac.export.hf.family_parts import COMMON, without
 
 _IGNORED = (*QWEN2.ignored, r"visual\..*")
 _SECTIONS = ("mrope_section", "mrope_interleaved")  # all three positions of a token of text are equal
 _MROPE = {"mrope": "default"}
+_LLAVA_PARTS = r"(vision_tower|multi_modal_projector)\..*|image_newline"
+
+
+def _with_texts(
+    model_type: str, classes: tuple[str, ...], bare: str, texts: tuple[Family, ...], ignored: str, **options: Any
+) -> Family:
+    """The row for a model whose language model is one of several families; the first is transformers' default."""
+    first, *others = (
+        replace(
+            text,
+            architectures=classes,
+            bare=bare,
+            ignored=(*text.ignored, ignored),
+            renamed=GEMMA3.renamed,
+            written_as=text.model_type,
+            **options,
+        )
+        for text in texts
+    )
+    return replace(first, model_type=model_type, other_texts=tuple(others))
+
 
 QWEN2_VL = replace(
     QWEN2,
@@ -92,23 +114,9 @@ QWEN3_VL_MOE = replace(
     written_as="qwen3_moe",
 )
 
-# The language model of Ministral 3 is its own, as is that of Mistral Small 4. That of Mistral Small 3.1 and 3.2 is
-# Mistral's.
-_MISTRAL3: dict[str, Any] = {
-    "architectures": ("Mistral3ForConditionalGeneration",),
-    "bare": "Mistral3Model",
-    "ignored": (*MISTRAL.ignored, r"(vision_tower|multi_modal_projector)\..*"),
-    "renamed": GEMMA3.renamed,
-}
-MISTRAL3 = replace(
-    MINISTRAL3,
-    model_type="mistral3",
-    **_MISTRAL3,
-    written_as="ministral3",
-    other_texts=(
-        replace(MISTRAL, **_MISTRAL3, written_as="mistral"),
-        replace(MISTRAL4, **_MISTRAL3, written_as="mistral4"),
-    ),
+# Mistral Small 3.1 and 3.2; Ministral 3; Mistral Small 4.
+MISTRAL3 = _with_texts(
+    "mistral3", ("Mistral3ForConditionalGeneration",), "Mistral3Model", (MISTRAL, MINISTRAL3, MISTRAL4), _LLAVA_PARTS
 )
 
 # SmolLM2 or LLaMA 3, with keys of images among those of the language model.
@@ -175,23 +183,24 @@ GLM4V_MOE = replace(
     written_as="glm4_moe",
 )
 
+_GLM46V: dict[str, Any] = {"architectures": ("Glm46VForConditionalGeneration",), "bare": "Glm46VModel"}
+GLM46V = replace(
+    GLM4V,
+    model_type="glm46v",
+    **_GLM46V,
+    other_texts=(replace(GLM4V_MOE, **_GLM46V),),
+)
+
 # Cohere 2, in Command A+ with experts. transformers does not multiply the logits by logit_scale here; others do.
-_COHERE_VISION: dict[str, Any] = {
-    "architectures": ("Cohere2VisionForConditionalGeneration",),
-    "bare": "Cohere2VisionModel",
-    "fixed": {**COHERE2.fixed, "logit_scale": 1.0},
-    "ignored": (*COHERE2.ignored, r"(vision_tower|multi_modal_projector)\..*"),
-    "renamed": GEMMA3.renamed,
-}
-COHERE2_VISION = replace(
-    COHERE2,
-    model_type="cohere2_vision",
-    keys=without(COHERE2.keys, "logit_scale"),
-    **_COHERE_VISION,
-    written_as="cohere2",
-    other_texts=(
-        replace(COHERE2_MOE, keys=without(COHERE2_MOE.keys, "logit_scale"), **_COHERE_VISION, written_as="cohere2_moe"),
+COHERE2_VISION = _with_texts(
+    "cohere2_vision",
+    ("Cohere2VisionForConditionalGeneration",),
+    "Cohere2VisionModel",
+    tuple(
+        replace(text, keys=without(text.keys, "logit_scale"), fixed={**text.fixed, "logit_scale": 1.0})
+        for text in (COHERE2, COHERE2_MOE)
     ),
+    _LLAVA_PARTS,
 )
 
 EXAONE4_5 = replace(
@@ -206,19 +215,50 @@ EXAONE4_5 = replace(
 )
 
 # Qwen 2.5 in InternVL 3, Qwen 3 in InternVL 3.5, as transformers stores them (-HF).
-_INTERN_VL: dict[str, Any] = {
-    "architectures": ("InternVLForConditionalGeneration",),
-    "bare": "InternVLModel",
-    "ignored": (*QWEN2.ignored, r"(vision_tower|multi_modal_projector)\..*"),
-    "renamed": GEMMA3.renamed,
-}
-INTERN_VL = replace(
-    QWEN2,
-    model_type="internvl",
-    **_INTERN_VL,
-    written_as="qwen2",
-    other_texts=(
-        replace(QWEN3, **_INTERN_VL, written_as="qwen3"),
-        replace(QWEN3_MOE, **_INTERN_VL, written_as="qwen3_moe"),
-    ),
+INTERN_VL = _with_texts(
+    "internvl", ("InternVLForConditionalGeneration",), "InternVLModel", (QWEN2, QWEN3, QWEN3_MOE), _LLAVA_PARTS
 )
+
+# The sizes of the language models' classes in transformers, which configs leave out where a model has the same.
+_SIZES = {"vocab_size": 32000, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
+_TEXTS = tuple(
+    replace(text, keys={**text.keys, **_SIZES, **sizes})
+    for text, sizes in (
+        (LLAMA, {"intermediate_size": 11008}),
+        (MISTRAL, {"intermediate_size": 14336}),
+        (QWEN2, {"intermediate_size": 22016, "vocab_size": 151936}),
+        (QWEN3, {"intermediate_size": 22016, "vocab_size": 151936}),
+    )
+)
+LLAVA = _with_texts("llava", ("LlavaForConditionalGeneration",), "LlavaModel", _TEXTS, _LLAVA_PARTS)
+LLAVA_NEXT = _with_texts("llava_next", ("LlavaNextForConditionalGeneration",), "LlavaNextModel", _TEXTS, _LLAVA_PARTS)
+LLAVA_ONEVISION = _with_texts(
+    "llava_onevision",
+    ("LlavaOnevisionForConditionalGeneration",),
+    "LlavaOnevisionModel",
+    (*_TEXTS[2:], *_TEXTS[:2]),
+    _LLAVA_PARTS,
+)
+
+# The published logit_scale is 0.25. vLLM multiplies the logits by it, transformers 5.24 does not.
+AYA_VISION = _with_texts(
+    "aya_vision", ("AyaVisionForConditionalGeneration",), "AyaVisionModel", (COHERE2, COHERE), _LLAVA_PARTS
+)
+OVIS2 = _with_texts(
+    "ovis2",
+    ("Ovis2ForConditionalGeneration",),
+    "Ovis2Model",
+    tuple(replace(text, keys={**text.keys, "tie_word_embeddings": True}) for text in (QWEN2, QWEN3)),
+    r"(vision_tower|visual_embeddings_table)\..*",
+)
+# DeepSeek V3, under Kimi K2's name in published configs.
+_KIMI_K25 = _with_texts(
+    "kimi_k25",
+    ("Kimi_K25ForConditionalGeneration", "KimiK25ForConditionalGeneration"),  # the second: published with its own code
+    "Kimi_K25Model",
+    (replace(DEEPSEEK_V3, keys={**DEEPSEEK_V3.keys, "tie_word_embeddings": True}),),
+    r"(vision_tower|mm_projector)\..*",
+    old_text_type="kimi_k2",
+)
+# transformers 5.24 saves the layers under the name that those of the vision tower have
+KIMI_K25 = replace(_KIMI_K25, renamed=(*_KIMI_K25.renamed, (r"^model\.blocks\.", "model.layers.")))

@@ -219,3 +219,36 @@ FALCON_H1 = Family(
         *("mlp_expansion_factor", "time_step_rank"),
     ),
 )
+
+# Layers have attention, whose RoPE rotates half of a head, or Mamba 2.
+BAMBA = replace(
+    FALCON_H1,
+    model_type="bamba",
+    architectures=("BambaForCausalLM",),
+    bare="BambaModel",
+    modules=tuple(
+        replace(module, bias="mamba_proj_bias" if module.bias == "projectors_bias" else module.bias, only=only)
+        for module in FALCON_H1.modules
+        for only in ["attention" if ".self_attn." in module.name else module.only]
+    ),
+    keys={
+        **COMMON,
+        "vocab_size": 128000,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 262144,
+        "rms_norm_eps": 1e-5,
+        "partial_rotary_factor": 0.5,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "attn_layer_indices": None,
+        "attn_rotary_emb": None,
+        **MAMBA2_KEYS,
+    },
+    fixed={"partial_rotary_factor": 0.5},
+    harmless=("num_logits_to_keep", "mamba_chunk_size", "z_loss_coefficient"),
+    state_norm="after_gate",
+)

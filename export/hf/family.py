@@ -211,6 +211,7 @@ class Family:
         output_gate: The result of attention is multiplied by a gate for each element.
         up_offset: Is added to the up branch of the network.
         scaled_embedding: The embedding is scaled by sqrt(dim).
+        multiplied_logits: logits_scaling multiplies the logits; otherwise it divides them.
         odd_rope: RoPE can have an odd number of dimensions; one more is then rotated.
         activation: The key of the activation; if the family has two, the one that counts.
         rope_names: Other names of RoPE types.
@@ -228,14 +229,14 @@ class Family:
         head_bias: Whether the output matrix has a bias, as in `Module.bias`.
         text_type: The model_type of text_config in a model with images; "": `written_as`.
         old_text_type: Another model_type of text_config, in configs of earlier versions.
-        other_texts: The rows for other language models that text_config can describe, named by their model_type. A
-            text_config without model_type is of the first.
+        other_texts: The rows for other language models that text_config can describe, named by their model_type.
         flat_text: The keys of text_config can be in config.json itself.
         written_as: The model_type that `write` writes, if it is another one: of a model with images, its language
             model's.
         written_keys: Further keys that `write` writes if there is no original config.json.
         old_keys: Names of keys in configs of other code.
         split: Patterns of tensors, without prefix, that are cut into rows for the tensors with these names.
+        split_by_heads: These are q, k and v, and have the rows of their heads; otherwise they have equal numbers.
         stacked: Patterns of matrices, without prefix, that have those of all experts one after the other, and the names
             of these.
         zeros: Canonical names of matrices without tensors, which are zeros.
@@ -301,6 +302,7 @@ class Family:
     weights_eps: float = 0.0
     output_gate: bool = False
     scaled_embedding: bool = False
+    multiplied_logits: bool = False
     odd_rope: bool = False
     activation: str = "hidden_act"
     rope_names: Mapping[str, str] = field(default_factory=dict)
@@ -324,6 +326,7 @@ class Family:
     written_keys: Mapping[str, Any] = field(default_factory=dict)
     old_keys: Mapping[str, str] = field(default_factory=dict)
     split: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    split_by_heads: bool = False
     stacked: tuple[tuple[str, str], ...] = ()
     zeros: tuple[str, ...] = ()
     position: str = "rope"

@@ -72,7 +72,8 @@ def latent_attention(keys: Keys, row: Mapping[str, Any], dim: int, n_heads: int,
     # transformers computes both from the other keys
     head_dim = found.rotated if rotated_part(row, found) == 1 else found.query_dim
     for key, width in (("head_dim", head_dim), ("qk_head_dim", found.query_dim)):
-        if keys.value(key) not in (None, width):
+        shared = found.head_dim if key == "head_dim" else width  # the width of the shared key, in Sarvam's own code
+        if keys.value(key) not in (None, width, shared):
             keys.wrong(key, f"{width}, which follows from the other widths")
     return found
 

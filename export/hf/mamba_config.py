@@ -1,4 +1,4 @@
-"""The keys of config.json of models with Mamba 2 layers: Granite 4, Nemotron-H, Falcon-H1."""
+"""The keys of config.json of models with Mamba 2 layers: Granite 4, Nemotron-H, Falcon-H1, Bamba."""
 
 from __future__ import annotations
 
@@ -42,6 +42,9 @@ def mamba_layers(keys: Keys, family: Family, attention: list[dict[str, Any]], di
     if "key_multiplier" in family.keys:  # side by side in all layers
         return [mixer | mamba_fields(keys, family.keys, dim) | {"mixer": "attention_mamba2"} for mixer in attention]
     types = keys.value("layer_types") or [LINEAR] * n_layers
+    if "attn_layer_indices" in family.keys:
+        listed = keys.integers("attn_layer_indices", 0, n_layers - 1) or []
+        types = [FULL if layer in listed else LINEAR for layer in range(n_layers)]
     if not isinstance(types, list) or len(types) != n_layers or any(kind not in MAMBA + ATTENTION for kind in types):
         keys.wrong("layer_types", f"mamba or attention for each of {n_layers} layers")
         return attention
@@ -51,6 +54,12 @@ def mamba_layers(keys: Keys, family: Family, attention: list[dict[str, Any]], di
         return attention
     mamba2 = mamba_fields(keys, family.keys, dim)
     return [mamba2 if kind in MAMBA else mixer for kind, mixer in zip(types, attention, strict=True)]
+
+
+def check_rotated(keys: Keys, head_dim: int) -> None:
+    """Check the rotated width that Bamba's config.json states; transformers reads another key."""
+    if keys.value("attn_rotary_emb") not in (None, head_dim // 2):
+        keys.wrong("attn_rotary_emb", f"half of a head, {head_dim // 2}")
 
 
 _UNUSED = ("mamba_expand", "time_step_limit")  # without such layers

@@ -75,8 +75,7 @@ def read(folder: Path, warnings: list[str]) -> Checkpoint:
     config, stored = with_mtp(config, stored, warnings)
     given = stored
     stored = assistant.prepared(stored) if config.model.drafter == ASSISTANT else stored
-    n_experts = max((layer.n_experts for layer in config.model.layers), default=0)
-    stored = _renamed(family, stored, config.model.dim, n_experts)
+    stored = _renamed(family, stored, config.model)
     names = _names(family, stored)
     stored = _used_positions(config, stored, names)
     model = _with_layer_numbers(family, config.model, stored, names)
@@ -189,29 +188,32 @@ def _read_shards(
 # ---- tensors
 
 
-def _renamed(family: Family, stored: Stored, dim: int, n_experts: int = 0) -> Stored:
+def _renamed(family: Family, stored: Stored, model: ModelConfig) -> Stored:
     """The tensors under the names of the family's row: replaces old names and splits fused experts."""
     found: Stored = {}
     for old_name, tensor in _unpacked(family, stored):
         name = old_name
         for pattern, replacement in family.renamed:
             name = re.sub(pattern, replacement, name)
-        rows = _split_rows(family, name, tensor, n_experts)
-        for new_name, part in rows or _split_experts(family, name, tensor, dim):
+        rows = _split_rows(family, name, tensor, model)
+        for new_name, part in rows or _split_experts(family, name, tensor, model.dim):
             if new_name in found:
                 raise ExportError(f"the tensor {new_name} appears twice: separately, and as a part of {old_name}")
             found[new_name] = part
     return found
 
 
-def _split_rows(family: Family, name: str, tensor: StoredTensor, n_experts: int) -> list[tuple[str, StoredTensor]]:
+def _split_rows(family: Family, name: str, tensor: StoredTensor, model: ModelConfig) -> list[tuple[str, StoredTensor]]:
     """The parts of a tensor that the family's row cuts; none for other tensors."""
+    n_experts = max((layer.n_experts for layer in model.layers), default=0)
     stacked = [(pattern, tuple(f"{e}.{part}" for e in range(n_experts))) for pattern, part in family.stacked]
     for pattern, parts in (*family.split, *(stacked if n_experts else ())):
         match = re.fullmatch(f"((?:{re.escape(family.prefix)})?{pattern})", name)
-        if match and tensor.shape and tensor.shape[0] % len(parts) == 0 and tensor.dtype in WEIGHT_DTYPES:
-            rows, base = tensor.shape[0] // len(parts), name[: match.end(2)]
-            return [(f"{base}.{part}", tensor.rows(i * rows, (i + 1) * rows)) for i, part in enumerate(parts)]
+        shares = (model.n_heads, model.n_kv_heads, model.n_kv_heads) if family.split_by_heads else (1,) * len(parts)
+        share = tensor.shape[0] // sum(shares) if tensor.shape else 0
+        if match and share and tensor.shape[0] == share * sum(shares) and tensor.dtype in WEIGHT_DTYPES:
+            base, ends = name[: match.end(2)], [share * sum(shares[:i]) for i in range(len(parts) + 1)]
+            return [(f"{base}.{part}", tensor.rows(ends[i], ends[i + 1])) for i, part in enumerate(parts)]
     return []
 
 

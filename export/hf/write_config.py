@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from llamac.errors import LlamacError
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
 from llamac.export.hf.classic_config import KINDS
-from llamac.export.hf.config import EPS, HfConfig, parse_config, text_config
+from llamac.export.hf.config import AFTER_NORMS, EPS, HfConfig, parse_config, text_config
 from llamac.export.hf.experts_config import SCALES, SHARED, USED
 from llamac.export.hf.families import ACTIVATIONS, row_of
 from llamac.export.hf.family import Family
@@ -344,7 +344,7 @@ KEYS: dict[str, Callable[[_Facts], Any]] = {
     "embedding_multiplier": lambda facts: shortest(facts.model.embedding_scale),
     "residual_multiplier": lambda facts: shortest(facts.model.residual_scale),
     "logit_scale": lambda facts: shortest(facts.model.logit_scale),
-    "logits_scaling": lambda facts: shortest(1 / facts.model.logit_scale),
+    "logits_scaling": lambda facts: shortest(facts.model.logit_scale ** (1 if facts.family.multiplied_logits else -1)),
     "attention_multiplier": lambda facts: shortest(facts.model.attention_scale),
     "query_pre_attn_scalar": lambda facts: round(facts.model.attention_scale**-2),
     "final_logit_softcapping": lambda facts: shortest(facts.model.logit_soft_cap) or None,
@@ -369,11 +369,13 @@ KEYS: dict[str, Callable[[_Facts], Any]] = {
     "linear_allow_neg_eigval": lambda facts: bool(facts.model.state_beta_doubled),
     "time_step_limit": lambda facts: facts.step_limits(),
     "time_step_min": lambda facts: shortest(facts.model.state_step_min),
+    "attn_layer_indices": lambda facts: [i for i, layer in enumerate(facts.layers) if layer.mixer == "attention"],
+    "attn_rotary_emb": lambda facts: None,
     "layers_block_type": lambda facts: [facts.part_of_layer(layer) for layer in facts.layers],
     "layer_rope_theta": lambda facts: facts.bases(),
     "no_rope_layers": lambda facts: [int(layer.rope >= 0) for layer in facts.layers],
     "use_parallel_residual": lambda facts: facts.layers[0].placement == "parallel",
-    "use_sandwich_norm": lambda facts: facts.layers[0].placement == "sandwich",
+    **dict.fromkeys(AFTER_NORMS, lambda facts: facts.layers[0].placement == "sandwich"),
     "use_attention_gate": lambda facts: any(layer.output_gate != "none" for layer in facts.layers),
     **dict.fromkeys(("qk_layernorm", "use_qk_norm"), lambda facts: facts.model.qk_norm != "none"),
     **dict.fromkeys(PARTS, lambda facts: facts.part()),

@@ -33,6 +33,8 @@ from llamac.format.strict_json import read_object
 NAME = "llamac_parity"  # of the registered attention
 # What makes transformers compute with the numbers that quantized weights stand for, by their quant_method.
 DEQUANTIZE = {"fp8": {"dequantize": True}, "compressed-tensors": {"run_compressed": False}}
+# Families whose classes count positions from 0 in each call that does not state them.
+FROM_ZERO = ("bamba",)
 
 
 def run_transformers(folder: Path, question: Question) -> Capture:
@@ -174,7 +176,11 @@ def _forward(torch: Any, model: Any, ids: tuple[int, ...], cache: Any) -> Any:
     """The logits (1, n, vocab_size) of further tokens."""
     # versions differ in the parameter's name
     name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
-    return model(input_ids=torch.tensor([ids]), use_cache=True, **{name: cache}).logits
+    options = {name: cache}
+    if model.config.model_type in FROM_ZERO:
+        start = cache.get_seq_length()
+        options["position_ids"] = torch.arange(start, start + len(ids))[None]
+    return model(input_ids=torch.tensor([ids]), use_cache=True, **options).logits
 
 
 def _choose(torch: Any, transformers: Any, model: Any, question: Question, way: str) -> Chosen:

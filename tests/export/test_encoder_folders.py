@@ -274,7 +274,7 @@ def test_nomic_bert_has_two_sets_of_names(tmp_path: Path) -> None:
     stored = read_safetensors(folder / "model.safetensors")
     assert "encoder.layers.0.attn.Wqkv.weight" in stored
     before = {name: tensor.array() for name, tensor in hf.read(folder, []).tensors.items()}
-    renamed = hf._renamed(ENCODERS["nomic_bert"], stored, 40)
+    renamed = hf._renamed(ENCODERS["nomic_bert"], stored, hf.read(folder, []).config)
     assert "layers.0.self_attn.q_proj.weight" in renamed
     write_safetensors(folder / "native.safetensors", {name: x.lazy().array() for name, x in renamed.items()})
     (folder / "native.safetensors").replace(folder / "model.safetensors")

@@ -75,7 +75,9 @@ def test_published_configs_are_accepted_with_a_warning(name: str) -> None:
     warnings: list[str] = []
     model = parse_config(json.loads(json.dumps(IMAGES[name])), warnings).model
     sizes = IMAGES[name].get("text_config", IMAGES[name])
-    assert (model.dim, len(model.layers)) == (sizes["hidden_size"], sizes["num_hidden_layers"])
+    # the default sizes of LLaMA and Mistral are missing in text_config of LLaVA
+    assert model.dim == sizes.get("hidden_size", 4096)
+    assert len(model.layers) == sizes.get("num_hidden_layers", 32)
     assert model.context == sizes["max_position_embeddings"]
     assert warnings[0] == MULTIMODAL
     assert len(warnings) == (2 if name == "Qwen2.5-VL-7B-again" else 1)
@@ -137,6 +139,14 @@ def test_the_language_model_of_mistral3_is_mistral_where_the_config_does_not_say
     assert parse_config({**config, "text_config": text}, []).model == published("Mistral-Small-3.1-24B")
 
 
+def test_the_language_model_has_the_default_family_where_the_config_does_not_say() -> None:
+    """In transformers, this is Qwen 2 in InternVL, and Cohere 2 in Aya Vision, whose logits have a scale."""
+    for name in ("InternVL3-8B-hf", "aya-vision-8b"):
+        text = changed(IMAGES[name]["text_config"], model_type=None)
+        assert parse_config({**IMAGES[name], "text_config": text}, []).model == published(name)
+    assert published("aya-vision-8b").logit_scale == 0.25
+
+
 def test_the_language_model_of_mistral_small_4_is_read(tmp_path: Path) -> None:
     """Its family is in text_config."""
     plain = family_checkpoint(tmp_path / "plain", FAMILY_CASES["mistral4"])
@@ -168,11 +178,12 @@ def test_the_embedding_is_tied_if_one_of_the_objects_says_so(inside: bool | None
 def test_the_weights_are_found_under_old_and_new_names(name: str, prefix: str, tmp_path: Path) -> None:
     folder = family_checkpoint(tmp_path / "m", IMAGE_CASES[name])
     tensors = tensors_of(folder)
-    tower = "vision_tower" if name in ("cohere2_vision", "internvl", "mistral3") else "visual"
+    tower = "vision_tower" if any("vision_tower." in full_name for full_name in tensors) else "visual"
     assert any(f"{tower}." in full_name for full_name in tensors)
     shutil.copytree(folder, tmp_path / "renamed")
     usual = "model." if name.startswith("qwen2") else "model.language_model."  # as transformers 5 saves it
-    usual = "language_model.model." if name in ("internvl", "mistral3") else usual  # as published
+    published = "language_model.model."
+    usual = published if f"{published}norm.weight" in tensors else usual
     renamed = {
         re.sub(f"^{usual}(?!{tower})", prefix, full_name).replace(f"model.{tower}.", f"{tower}."): numbers
         for full_name, numbers in tensors.items()

@@ -65,6 +65,11 @@ CLASSIC_CASES: dict[str, Case] = {
         rotary_dim={"rotary_dim": 4},
     ),
     **cases_of(
+        _gpt2("codegen", "CodeGenForCausalLM", activation_function="gelu_new", n_inner=52, rotary_dim=6),
+        **_GPT2_VARIANTS,
+        rotary_dim={"rotary_dim": 4},
+    ),
+    **cases_of(
         _gpt2("gpt_bigcode", "GPTBigCodeForCausalLM", activation_function="gelu", n_inner=52),
         **_GPT2_VARIANTS,
         multi_query={"multi_query": False},

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from golden.case_table import FULL, SLIDING, cases_of, decoder
 from golden.cases import LLAMA3, YARN, Case
-from golden.tiny_checkpoints import Config
+from golden.latent_cases import LATENT_CASES
+from golden.tiny_checkpoints import Config, changed
 
 # Layers without a window and, with another base, with one.
 _TWO_ROPES: Config = {
@@ -28,7 +29,70 @@ _OTHER_GRANITE: dict[str, Config] = {
     "one_base": {"layer_rope_theta": None},
 }
 
+_LOGITS: Config = {"embedding_multiplier": 6.0, "logits_scaling": 3.0, "residual_multiplier": 0.22}
+_HY: Config = {
+    "num_hidden_layers": 3,
+    "head_dim": 12,
+    "attention_bias": True,
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "num_shared_experts": 2,
+    "moe_intermediate_size": 20,
+    "router_scaling_factor": 2.5,
+}
+_SARVAM: Config = {
+    "num_hidden_layers": 2,
+    "head_dim": 12,
+    "use_qkv_bias": True,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "num_shared_experts": 2,
+    "moe_intermediate_size": 20,
+    "n_group": 2,
+    "topk_group": 1,
+}
+
 FURTHER_CASES: dict[str, Case] = {
+    **cases_of(
+        decoder(
+            "hyperclovax",
+            "HyperCLOVAXForCausalLM",
+            **_LOGITS,
+            attention_bias=True,
+            mlp_bias=True,
+            attention_multiplier=0.15,
+        ),
+        attention_multiplier={"attention_multiplier": None},
+        use_post_norm={"use_post_norm": False},
+        logits_scaling={"logits_scaling": 1.0},
+        residual_multiplier={"residual_multiplier": 1.0},
+        rms_norm_eps={"rms_norm_eps": 1.0},
+    ),
+    **cases_of(
+        decoder("hy_v3", "HYV3ForCausalLM", **_HY, mlp_bias=True),
+        attention_bias={"attention_bias": False},
+        mlp_bias={"mlp_bias": False},
+        mlp_layer_types={"mlp_layer_types": ["dense", "sparse", "dense"]},
+        num_experts_per_tok={"num_experts_per_tok": 3},
+        num_shared_experts={"num_shared_experts": 1},
+        router_scaling_factor={"router_scaling_factor": 1.0},
+        rope_theta={"rope_theta": 10000.0},
+    ),
+    **cases_of(
+        decoder("sarvam_moe", "Glm4MoeForCausalLM", **_SARVAM),
+        use_qk_norm={"use_qk_norm": False},
+        attention_bias={"use_qkv_bias": False},
+        n_group={"n_group": 3},
+        norm_topk_prob={"norm_topk_prob": False},
+        routed_scaling_factor={"routed_scaling_factor": 1.0},
+        first_k_dense_replace={"first_k_dense_replace": 0},
+    ),
+    **cases_of(
+        changed(LATENT_CASES["deepseek_v3"].config, model_type="sarvam_mla", q_lora_rank=None, head_dim=38),
+        q_lora_rank={"q_lora_rank": 20},
+        yarn={"rope_scaling": {**YARN, "type": "deepseek_yarn", "rope_type": None}},
+        n_group={"n_group": 3},
+    ),
     **cases_of(
         decoder("granite_swa", "GraniteSWAForCausalLM", **_GRANITE_SWA, mlp_bias=True, embedding_multiplier=6.0),
         **_OTHER_GRANITE,

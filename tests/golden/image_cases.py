@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from golden.case_table import FULL, SLIDING, cases_of, decoder
 from golden.cases import YARN, Case
+from golden.latent_cases import LATENT_CASES
 from golden.recurrent_cases import LFM3, RECURRENT_CASES
 from golden.routed_cases import GROUPS, LLAMA4
 from golden.tiny_checkpoints import Config, changed
@@ -86,6 +87,8 @@ _LFM3_TOWER: Config = {
     "num_hidden_layers": 1,
     "num_key_value_heads": 1,
 }
+_CLIP: Config = {**_IDEFICS3_TOWER, "model_type": "clip_vision_model", "projection_dim": 8}
+_SIGLIP: Config = {**_IDEFICS3_TOWER, "model_type": "siglip_vision_model", "vision_use_head": False}
 _LLAMA_VARIANTS: dict[str, Config] = {"attention_bias": {"attention_bias": False}, "yarn": {"rope_scaling": _YARN}}
 _GLM_ROPE: Config = {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [1, 2, 1]}
 
@@ -218,6 +221,72 @@ IMAGE_CASES: dict[str, Case] = {
         decoder("internvl", "InternVLForConditionalGeneration", num_hidden_layers=3, **_QWEN2, rope_scaling=None),
         {**_IDEFICS3_TOWER, "image_size": [4, 4], "patch_size": [2, 2]},
         **{name: _QWEN2_VARIANTS[name] for name in ("layer_types", "rms_norm_eps")},
+    ),
+    **_nested(
+        "llama",
+        decoder("llava", "LlavaForConditionalGeneration", attention_bias=True, mlp_bias=True),
+        _CLIP,
+        **_LLAMA_VARIANTS,
+    ),
+    **_nested(
+        "mistral",
+        decoder("llava_next", "LlavaNextForConditionalGeneration", head_dim=14, sliding_window=7),
+        _CLIP,
+        sliding_window={"sliding_window": 12},
+    ),
+    **_nested(
+        "qwen2",
+        decoder("llava_onevision", "LlavaOnevisionForConditionalGeneration", **{**_QWEN2, "num_hidden_layers": 3}),
+        _SIGLIP,
+        max_window_layers=_QWEN2_VARIANTS["max_window_layers"],
+    ),
+    **_nested(
+        "cohere2",
+        decoder(
+            "aya_vision",
+            "AyaVisionForConditionalGeneration",
+            rms_norm_eps=None,
+            layer_norm_eps=0.05,
+            logit_scale=1.0,
+            sliding_window=7,
+            sliding_window_pattern=2,
+        ),
+        _SIGLIP,
+        sliding_window={"sliding_window": 12},
+    ),
+    **cases_of(  # two of the language model's sizes are outside, too
+        {
+            "architectures": ["Ovis2ForConditionalGeneration"],
+            "model_type": "ovis2",
+            "hidden_size": 40,
+            "text_config": decoder("qwen2", "Qwen2ForCausalLM", **{**_QWEN2, "num_hidden_layers": 3}),
+            "tie_word_embeddings": False,
+            "torch_dtype": "float32",
+            "vision_config": {**_IDEFICS3_TOWER, "vocab_size": 12},
+            "vocab_size": 61,
+        },
+        tied={"tie_word_embeddings": None},
+    ),
+    **_nested(
+        "glm4v_text",
+        decoder(
+            "glm46v",
+            "Glm46VForConditionalGeneration",
+            rope_theta=None,
+            rope_parameters={**_GLM_ROPE, "partial_rotary_factor": 0.8},
+        ),
+        {**_TOWER, "image_size": 4, "out_hidden_size": 40},
+        rms_norm_eps={"rms_norm_eps": 1e-5},
+    ),
+    **_nested(
+        "deepseek_v3",
+        changed(
+            LATENT_CASES["deepseek_v3"].config,
+            architectures=["Kimi_K25ForConditionalGeneration"],
+            model_type="kimi_k25",
+        ),
+        {**_IDEFICS3_TOWER, "patch_size": 2, "pos_emb_height": 2, "pos_emb_width": 2, "pos_emb_time": 2},
+        n_group={"n_group": 3},
     ),
     **_nested(
         "qwen3_vl_text",

@@ -66,6 +66,33 @@ _GRANITE = cases_of(
     experts={"num_local_experts": 5, "num_experts_per_tok": 2},
 )
 
+_MAMBA_BAMBA: Config = {"mamba_n_heads": 6, "mamba_n_groups": 2, "mamba_d_state": 16, "mamba_d_head": 16}
+_BAMBA = cases_of(
+    decoder(
+        "bamba",
+        "BambaForCausalLM",
+        num_hidden_layers=3,
+        hidden_size=48,
+        attn_layer_indices=[1],
+        **_MAMBA_BAMBA,
+        mamba_d_conv=3,
+        mamba_conv_bias=True,
+        mamba_proj_bias=True,
+        attention_bias=True,
+        mlp_bias=True,
+    ),
+    attn_layer_indices={"attn_layer_indices": [0, 2]},
+    attention_bias={"attention_bias": False},
+    mlp_bias={"mlp_bias": False},
+    mamba_proj_bias={"mamba_proj_bias": False},
+    mamba_conv_bias={"mamba_conv_bias": False},
+    mamba_n_groups={"mamba_n_groups": 3},
+    time_step_limit={"time_step_limit": [0.4, 1.0]},
+    rms_norm_eps={"rms_norm_eps": 1.0},
+    rope_theta={"rope_theta": 10000.0},
+    tied={"tie_word_embeddings": True},
+)
+
 # The steps of the base case stay above their limit, for the same reason as Granite's.
 _NEMOTRON = cases_of(
     decoder(
@@ -197,6 +224,7 @@ MAMBA_CASES: dict[str, Case] = {
     **_FALCON,
     **_NEMOTRON,
     **_GRANITE,
+    **_BAMBA,
     **_variants(
         _GRANITE["granitemoehybrid-experts"],
         num_experts_per_tok={"num_experts_per_tok": 3},

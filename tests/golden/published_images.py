@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from golden.published_latent import MISTRAL4
+from golden.published_llava import LLAVA
 from golden.published_newer import NEWER, published_config
 from golden.published_recurrent import RECURRENT
 from golden.published_routed import COHERE, LLAMA4
@@ -168,7 +169,39 @@ def _smol(model_type: str, architecture: str) -> Config:
     }
 
 
+_GLM46V: Config = {
+    "architectures": ["Glm46VForConditionalGeneration"],
+    "image_end_token_id": 151340,
+    "image_start_token_id": 151339,
+    "image_token_id": 151343,
+    "model_type": "glm46v",
+    "text_config": {
+        "attention_bias": True,
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "intermediate_size": 13696,
+        "max_position_embeddings": 131072,
+        "model_type": "glm4v_text",
+        "num_attention_heads": 32,
+        "num_hidden_layers": 40,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-05,
+        "rope_parameters": {
+            "mrope_section": [8, 12, 12],
+            "partial_rotary_factor": 0.5,
+            "rope_theta": 500000.0,
+            "rope_type": "default",
+        },
+        "vocab_size": 151552,
+    },
+    "tie_word_embeddings": False,
+    "video_token_id": 151344,
+    "vision_config": {"depth": 24, "hidden_size": 1536, "model_type": "glm4v_vision", "patch_size": 14},
+}
+
+
 IMAGES: dict[str, Config] = {
+    **LLAVA,
     "SmolVLM-256M": _smol("idefics3", "Idefics3ForConditionalGeneration"),
     "SmolVLM2-256M": _smol("smolvlm", "SmolVLMForConditionalGeneration"),
     "Mistral-Small-3.1-24B": {
@@ -322,6 +355,7 @@ IMAGES: dict[str, Config] = {
         video_token_id=151344,
         vision_config={"depth": 24, "hidden_size": 1536, "out_hidden_size": 4096, "patch_size": 14},
     ),
+    "GLM-4.6V": _GLM46V,
     "GLM-4.5V": {
         "architectures": ["Glm4vMoeForConditionalGeneration"],
         "image_end_token_id": 151340,
