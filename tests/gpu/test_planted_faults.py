@@ -203,7 +203,9 @@ FAULTS = {
         *("products_few.cuh", "__syncwarp();\n        copy(at);", "copy(at);", Q4), multiplied("q4", 16, 10240, 1), RACE
     ),
     "inputs arrive while warps still multiply those before": Fault(
-        *("products_many.cuh", f"}}\n        {BARRIER}\n    }}", "}\n    }", Q4), multiplied("q4", 140, 600, 70), RACE
+        *("products_many.cuh", f"lane);\n        {BARRIER}\n    }}", "lane);\n    }", Q4),
+        multiplied("q4", 140, 600, 70),
+        RACE,
     ),
     "inputs are multiplied before all threads have copied them": Fault(
         *("products_many.cuh", f"copy_async_wait<1>();\n        {BARRIER}", "copy_async_wait<1>();", Q4),
