@@ -4,6 +4,6 @@
 #define LLAMAC_CLOCK_H
 #include <stdint.h>
 
-// Nanoseconds since a fixed point in the past, on a clock that nobody sets.
+// Nanoseconds since a fixed point in the past, on a monotonic clock.
 int64_t now_ns(void);
 #endif

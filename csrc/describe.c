@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// describe.c - what a caller asks before the first eval: the versions of the library, and a model's sizes and ids.
+// describe.c - answers queries before the first eval: the versions of the library, and a model's sizes and ids.
 #include <string.h>
 #include "llamac.h"
 #include "model.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // filters.c - top-k, top-p, min-p, typical-p, XTC and mirostat's truncation. See filters.h.
 //
-// The surprise of a token comes from its logit, so it needs no logarithm but that of the total.
+// The surprise of a token comes from its logit, so the only logarithm is that of the total.
 #include "filters.h"
 
 #include <math.h>
@@ -22,7 +22,7 @@ static int ranks_before(const struct candidate *a, const struct candidate *b) {
 static int compare(const void *a, const void *b) { return ranks_before(a, b) ? -1 : 1; }
 static void sort(struct candidate *c, int n) { qsort(c, (size_t)n, sizeof *c, compare); }
 
-// While it runs, the best k form a heap whose root ranks last.
+// While the selection runs, the best k form a heap whose root ranks last.
 void filter_top_k(struct candidate *c, int n, int k) {
     for (int i = 0; i < n; i++) {
         int hole = i;

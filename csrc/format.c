@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// format.c - all checks of a file except those of tensor shapes, tensor data and texts.
+// format.c - checks a file: everything except tensor shapes, tensor data and texts.
 //
 // Checks run in this order: header (magic, version, hash, fields), sections (fields, place, padding, hash), config,
 // layers, tensors. Every message names the section or record, the field, the value found and the value expected.
@@ -336,7 +336,7 @@ static int check_sub_norms(const struct config *c, const struct layer_record *la
     return 0;
 }
 
-// Checks a layer whose keys and values are those of another model.
+// Checks a layer that reads the keys and values of another model.
 static int check_assistant(const struct config *c, const struct layer_record *layer, const char *where,
                            llamac_error *err) {
     const struct demand demands[] = {

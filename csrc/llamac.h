@@ -15,7 +15,7 @@
 // before. A session is mutable: one thread at a time may use it, and any thread may be that one. Functions without a
 // model and a session may be called by several threads at once if these write to different buffers. The library's own
 // threads are started by the first eval that uses several and live until the process ends, so the shared library is
-// never unloaded. A process that was forked while no eval ran may go on with its sessions and models.
+// never unloaded. A process that was forked while no eval ran can continue to use its sessions and models.
 //
 // The core does not print, open files, end the process or read the environment.
 #ifndef LLAMAC_H
@@ -260,10 +260,10 @@ typedef struct {
     int numerics;          // LLAMAC_EXACT or LLAMAC_FAST
     int on_device;         // 1: on the device of llamac_model_use_device (device.h)
     int mtp;               // 1: of the model's MTP layer: evals need `inputs`, pages on the CPU have no budget
-    const llamac_session *trunk;   // for a drafter: the session of the model that it drafts for, on whose device it is;
-                           // else NULL. An assistant reads the trunk's keys and values, and has its context and
-                           // kv_dtype. Its rows are at the position after the last one of the trunk's sequence, and not
-                           // appended
+    const llamac_session *trunk;   // for a drafter: the session that it drafts for, whose device it uses; otherwise
+                           // NULL. An assistant reads the trunk's keys and values, and has the trunk's context and
+                           // kv_dtype. Its rows are at the position after the last one of the trunk's sequence; they
+                           // are not appended
     const llamac_model *drafter;   // or NULL: an EAGLE-3 head that drafts for this session, which gives it `hidden`
 } llamac_session_options;
 
@@ -393,7 +393,7 @@ typedef struct {
     const float *inputs;   // (n_rows, dim): in place of LLAMAC_STAGE_EMBEDDING, only on the CPU; or NULL. For the MTP
                            // layer, also on a device: the hidden state before each row's token; for a drafter likewise,
                            // (n_rows, trunk_dim); for an EAGLE-3 head (n_rows, dim), its own after a draft, or NULL
-    const float *states;   // for an EAGLE-3 head (n_rows, 3 trunk_dim): what its trunk gave as `hidden`; or NULL
+    const float *states;   // for an EAGLE-3 head (n_rows, 3 trunk_dim): the `hidden` of its trunk's eval; or NULL
     const int32_t *types;  // (n_rows): the rows of the type embedding, if the model has one; or NULL: 0
     float *hidden;         // (n_hidden, dim): receives the hidden states of the last n_hidden rows, the output of the
                            // final norm, whether or not they want logits; or NULL. Not for encoders and

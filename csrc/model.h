@@ -91,7 +91,7 @@ struct layer {
                                                               // those of a session's trunk
 };
 
-// Whether the norms of a placement replace the residual stream: both, or that of attention.
+// Whether the norms of a placement replace the residual stream: both norms, or the one before attention.
 static inline int norms_stream(uint32_t placement) {
     return placement == PLACEMENT_NORMED || placement == PLACEMENT_NORMED_ATTN;
 }

@@ -227,7 +227,7 @@ static enum outcome acquire_team(const struct pool_job *job, struct cancel *canc
     pthread_mutex_unlock(&team.lock);
     while (!ready && !stop) {
         event_sleep(&self.granted, 0, cancel ? CANCEL_POLL_NS : 0);
-        pthread_mutex_lock(&team.lock);   // nobody may still be signalling the event when it leaves this stack
+        pthread_mutex_lock(&team.lock);   // no thread may still be signalling the event when this function returns
         ready = self.granted.number != 0;
         stop = !ready && !self.is_guest && cancel && cancelled(cancel);   // a guest's own work polls the flag
         if (stop) leave_queue(&self);

@@ -18,7 +18,7 @@ static void choose(const float *ranks, int n, int count, const uint8_t *excluded
     }
 }
 
-// Returns a group's rank: that of its best expert, or with sigmoid the sum of the two best.
+// Returns a group's rank: the rank of its best expert or, with sigmoid, the sum of the two best ranks.
 static float group_rank(const float *ranks, int size, int is_sigmoid) {
     int best = 0, second = -1;
     for (int e = 1; e < size; e++) {

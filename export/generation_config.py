@@ -39,7 +39,7 @@ WITHOUT_EFFECT = {"typical_p": 1, "repetition_penalty": 1, "xtc_probability": 0}
 CORE_NAMES = ("temperature", "top_k", "top_p", "min_p")  # settings that the core checks
 WITHOUT_DRAWS = ("repetition_penalty",)  # settings that change what a greedy generation takes
 
-# Settings that change what is generated and that llamac does not have, with the value under which they do nothing.
+# Settings that change the generated text and that llamac lacks, with the value that turns each of them off.
 # For all of them, null, false, 0 and [] do nothing either.
 HF_NEUTRAL: Mapping[str, Any] = {
     **dict.fromkeys(("encoder_repetition_penalty", "guidance_scale"), 1),
@@ -53,7 +53,7 @@ HF_NEUTRAL: Mapping[str, Any] = {
 }
 GGUF_NEUTRAL: Mapping[str, Any] = {"mirostat": 0}
 
-# Settings that do not change what is generated, or only together with one of the above; and those read elsewhere.
+# Settings that do not change the generated text, or only together with one of the above; and those read elsewhere.
 _HF_HARMLESS = """
     bos_token_id eos_token_id pad_token_id decoder_start_token_id transformers_version _from_model_config
     max_length max_new_tokens max_time early_stopping length_penalty num_return_sequences low_memory

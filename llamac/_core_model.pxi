@@ -57,7 +57,7 @@ cdef class Model:
         self.borrowed.append((tensor, data))
 
     def use_device(self, device):
-        """Let sessions open on a device, at most once (llamac_model_use_device). What its methods raise reaches the
+        """Let sessions open on a device, at most once (llamac_model_use_device). Exceptions of its methods reach the
         caller of the session."""
         cdef llamac_error err
         if self._ptr is NULL:
@@ -92,7 +92,7 @@ cdef class Model:
         return llamac_kv_bytes(self._ptr)
 
     def device_kv_bytes(self):
-        """The same of those on the device."""
+        """Return the bytes of KV pages that the sessions hold on the device."""
         if self._ptr is NULL:
             raise ClosedError("the model is closed")
         return llamac_device_kv_bytes(self._ptr)

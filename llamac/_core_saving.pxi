@@ -3,12 +3,12 @@
 @cython.final
 @cython.no_gc_clear   # as Session
 cdef class Page:
-    """A page of the KV cache. Nobody else changes it, and it takes memory, as long as the object exists."""
+    """A page of the KV cache. While the object exists, the page takes memory and its content does not change."""
 
     cdef Model _model
     cdef llamac_page *_ptr
     cdef bint _is_new   # may be written
-    cdef bytearray _staged   # of a page on a device: its content in memory, once somebody views it; or None
+    cdef bytearray _staged   # of a page on a device: a copy of its content in host memory after `view`; or None
 
     def __init__(self):
         raise TypeError("hold_page and take_page make pages")
@@ -41,7 +41,7 @@ cdef class Page:
         return memoryview(self._staged) if self._is_new else memoryview(self._staged).toreadonly()
 
     cdef int _write_staged(self) except -1:
-        """Write what was viewed of a new page to the device."""
+        """Write the content of a new page, if it was viewed, to the device."""
         cdef llamac_error err
         if self._is_new and self._staged is not None:
             check(llamac_write_page(self._ptr, <char *>self._staged, &err), &err)

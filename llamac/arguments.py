@@ -130,7 +130,7 @@ def checked_inputs(inputs: Any, n: int, dim: int) -> Any:
     """Check the numbers in place of the embeddings of n rows, or None. Returns them as an array (n, dim), float32.
 
     Raises:
-        ArgumentError: If their shape is another one; `ArgumentTypeError` if they are no array of float32.
+        ArgumentError: If their shape is another one; `ArgumentTypeError` if they are not an array of float32.
     """
     import numpy as np
 

@@ -82,7 +82,7 @@ def vocabulary_size(values: Mapping[str, Value], name: str) -> int:
 def drafter_fields(
     keys: Keys, row: Architecture, vocab_size: int, shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Any]:
-    """The fields of the config that only drafters have. vocab_size: that of the model that it drafts for."""
+    """The fields of the config that only drafters have. vocab_size: of the model that it drafts for."""
     if row.drafter == ASSISTANT:
         return {"trunk_dim": keys.size("embedding_length_out")}
     if not row.drafter:

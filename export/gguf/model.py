@@ -83,7 +83,7 @@ def read(path: Path, warnings: list[str], *, complete: bool = True, head: GGUFHe
         tensors[f"rope.{number}.inv_freq"] = LazyTensor.of(rope.inv_freq)
         if rope.inv_freq_long is not None:
             tensors[f"rope.{number}.inv_freq_long"] = LazyTensor.of(rope.inv_freq_long)
-    of_texts = {} if row.drafter else file.values  # a drafter's tokenizer is that of the model that it drafts for
+    of_texts = {} if row.drafter else file.values  # a drafter uses the tokenizer of the model that it drafts for
     templates = chat_templates.from_gguf(of_texts)
     title = file.values.get("general.name")
     metadata = {

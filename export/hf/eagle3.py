@@ -81,7 +81,7 @@ OF_HEAD = {*SIZES, LAYER_IDS, EAGLE, *FIXED, *(name for names in FLAGS.values() 
 
 
 def is_head(values: dict[str, Any]) -> bool:
-    """Whether a config.json is that of an EAGLE-3 head."""
+    """Whether a config.json describes an EAGLE-3 head."""
     classes = values.get("architectures")
     names = classes if isinstance(classes, list) else [classes]
     is_of_eagle = values.get("model_type") == "llama" and "draft_vocab_size" in values

@@ -288,7 +288,7 @@ def _is_turned(family: Family, shape: tuple[int, ...], n_parts: int, dim: int) -
 
 
 def _names(family: Family, stored: Stored) -> dict[str, str]:
-    """The names of the tensors by their names without prefix; what is no weight is left out."""
+    """The names of the tensors by their names without prefix; tensors that are not weights are left out."""
     names: dict[str, str] = {}
     for full_name in stored:
         name = full_name.removeprefix(family.prefix)

@@ -59,7 +59,7 @@ def parse(values: dict[str, Any]) -> TernaryConfig:
         raise UnsupportedError(
             f"config.json: quantization_config cannot be read as ternary weights: {', '.join(problems)}"
         )
-    is_auto = found["linear_class"] == "autobitlinear"  # the other class knows no modes
+    is_auto = found["linear_class"] == "autobitlinear"  # the other class has no modes
     return TernaryConfig(not is_auto, is_auto and found["quantization_mode"] == "online")
 
 

@@ -1,4 +1,4 @@
-"""Finds the cause of a difference: corrects one possible fault after another until the difference vanishes."""
+"""Finds the cause of a difference: corrects one possible fault at a time until the difference vanishes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be wrong with a model file: a number of its config, or a factor of a tensor, with the value that fits.
+"""Suspects among the numbers of a config and the factors of tensors, with the values that fit the capture.
 
 The value is the one unknown of a stage that has thousands of numbers, so a number that is right finds no other value
 with which the stage agrees. `causes` computes the stage with the value that was found.

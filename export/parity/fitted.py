@@ -1,4 +1,4 @@
-"""What can be wrong with a model file, with a correction that is computed from the capture.
+"""Suspects in a model file whose corrections are computed from the capture.
 
 `suspects` lists corrections that need no numbers of the reference. Here the weights of norms that the file lacks are
 fitted to the reference's stages; `fitted_parts`, `fitted_experts` and `fitted_states` do so for parts of a layer, for

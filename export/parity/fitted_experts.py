@@ -1,4 +1,4 @@
-"""What can be wrong with the experts of a layer and their router, with a correction that is computed from the capture.
+"""Suspects in the experts of a layer and their router, with corrections computed from the capture.
 
 The output of a row is the sum of its experts' outputs, each times its weight. Least squares find the weights in the
 reference's output, which show the order of the experts, and which of them the reference uses. As in `fitted`, `causes`

@@ -1,4 +1,4 @@
-"""What can be wrong with the biases inside a feed-forward network, with numbers that are fitted to the capture.
+"""Suspects in the biases inside a feed-forward network, with numbers fitted to the capture.
 
 The network can be an expert. As in `fitted`, `causes` computes the stage with each correction.
 """

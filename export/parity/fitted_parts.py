@@ -1,4 +1,4 @@
-"""What can be wrong with a part of a layer that something follows, with a correction that is fitted to the capture.
+"""Suspects in the parts of a layer before its last one, with corrections fitted to the capture.
 
 A bias of queries, keys or latents that a norm follows, weights of norms in the middle and at the end of a layer, and
 the order of the heads that a matrix reads. As in `fitted`, `causes` computes the stage with each correction.

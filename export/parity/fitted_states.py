@@ -1,4 +1,4 @@
-"""What can be wrong with a recurrent layer, with a correction that is fitted to the capture.
+"""Suspects in a recurrent layer, with corrections fitted to the capture.
 
 Vectors with a number per head, the bias of the convolution, and the order of heads are fitted. A norm after the state
 scales each row by a number that the capture does not show. The fits leave these scales free: they only compare the

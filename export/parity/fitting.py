@@ -1,4 +1,4 @@
-"""What all fits to a capture share: their linear equations, their limits of rows and work, and their sentence."""
+"""Shared parts of all fits to a capture: linear equations, limits of rows and work, and the wording of results."""
 
 from __future__ import annotations
 

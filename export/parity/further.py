@@ -1,4 +1,4 @@
-"""Looks for faults beside that of the first difference, and for the layers in which each fault repeats."""
+"""Looks for faults besides the cause of the first difference, and for the layers in which each fault repeats."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class _Fault:
 
 
 def _without_numbers(sentence: str, layer: int) -> str:
-    """What a sentence about a layer says, if it is said of another layer."""
+    """A sentence about a layer, reworded for another layer."""
     relative = lambda found: f"{found[1]}{int(found[2]) - layer:+d}"  # noqa: E731
     return NUMBER_OF_LAYER.sub(relative, COUNTED.sub("", sentence))
 

@@ -157,7 +157,7 @@ def _matrix_of(config: ModelConfig, key: Key) -> str:
 
 
 def _bias_of(checkpoint: Checkpoint, key: Key) -> Array | float:
-    """What is added to a stage last, in a row; 0 if nothing is."""
+    """The last term that is added to a stage, in a row; 0 if there is none."""
     stage, layer = key
     name = BIASES.get(stage, "") if stage in OUTSIDE else f"layers.{layer}.{BIASES.get(stage)}"
     is_last = stage not in ("q", "k") or not has_qk_norm(checkpoint.config, layer)

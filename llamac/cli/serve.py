@@ -267,7 +267,7 @@ def _only_model(options: argparse.Namespace) -> Models:
 
 
 def _file_names(source: str | Path) -> tuple[str, ...]:
-    """The name of a file without its ending, or that of a directory; none if there is neither."""
+    """The name of a file without its suffix, or of a directory; none if there is neither."""
     path = Path(os.path.abspath(source))  # "." has no name
     return (path.name if path.is_dir() else path.stem,) if path.exists() and path.name else ()
 

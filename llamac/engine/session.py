@@ -122,7 +122,7 @@ class Session(Generating, Copyable, Savable, Closeable):
         try:
             self._head = head_of(self, draft_model) if _computes else None  # drafts if there is no whole draft model
         except BaseException:
-            self._core.close()  # nobody else can: there is no session
+            self._core.close()  # the caller gets no session to close
             raise
         model._sessions.add(self)
         model._memory.admit(self)

@@ -470,7 +470,7 @@ class FlatFile:
 
     @property
     def layers(self) -> list[dict[str, Any]]:
-        """The layer records, in order, without that of the MTP layer."""
+        """The layer records, in order, without the MTP layer's."""
         return self._layers()[: self.config["n_layers"]]
 
     @property

@@ -161,7 +161,7 @@ class DeviceModel:
             OutOfMemoryError: It has too little memory. The message has the sizes.
         """
         self.name = name
-        # the plan of the model, and that of its MTP layer if it has one
+        # the plan of the model, and the plan of its MTP layer if it has one
         plans = [_core.plan(file.core, mtp=bool(i)) for i in range(1 + file.config["mtp_layers"])]
         self.driver = open_driver(name, progress)
         row_bytes = max(Buffers(self.driver, plan, fast=False).row_bytes for plan in plans)

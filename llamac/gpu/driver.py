@@ -1,7 +1,7 @@
-"""The interface to a device: memory, copies, launches of kernels, captured graphs. The graph knows nothing else of it.
+"""The interface to a device: memory, copies, launches of kernels, captured graphs.
 
-Two drivers implement it: llamac/gpu/cuda.py with CuPy, llamac/gpu/emulator/ on the CPU. Operations of a driver run in
-the order of their calls. A driver belongs to one thread at a time.
+Two drivers implement it: llamac/gpu/cuda.py with CuPy, llamac/gpu/emulator/ on the CPU. The graph accesses a device
+only through it. Operations of a driver run in the order of their calls. A driver belongs to one thread at a time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the graph derives from a plan's steps before any pass: which are one launch, and what is packed where."""
+"""Prepares a plan's steps for all passes: which steps share a launch, and which of them pack inputs of products."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ COMPILED = 64  # grammars that a vocabulary keeps
 # that text, to about 32,000 characters with the least fuel here. So a grammar gets as little fuel as it compiles with.
 FUEL, MAX_FUEL = 1 << 16, 1 << 20
 OUT_OF_FUEL = "initial lexer configuration (grammar) too big"
-# What is tried to complete a text, in this order: first what can end a value, then what can continue one.
+# Candidates to complete a text, in this order: first those that can end a value, then those that can continue one.
 _MARKS = "".join(mark for mark in map(chr, range(33, 127)) if not mark.isalnum())
 ENDINGS = (*"}])\"'>;.", *_MARKS, *"0123456789", "\n", *map(chr, range(65, 123)), " ")
 

@@ -134,7 +134,7 @@ def _computed(
     """The results in the order in which blocks of them end, each with whether it is an error."""
     import ray
 
-    # a block is what is computed again if its worker dies
+    # if its worker dies, a whole block is computed again
     size = max(settings["max_sequences"], -(-len(rows) // MAX_BLOCKS))
     blocks = -(-len(rows) // size)
     ray.data.DataContext.get_current().enable_progress_bars = False

@@ -171,7 +171,7 @@ def build_app(args: dict[str, Any]) -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    """`app` is the application with the default arguments. It is made when it is asked for: that needs Ray."""
+    """`app` is the application with the default arguments. It is built on first use, because building it needs Ray."""
     if name == "app":
         return build_app({})
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -46,7 +46,7 @@ class Chunks:
         return self._chunk(index, {"delta": {"role": "assistant", "content": ""}})
 
     def echo(self, index: int, echo: Echo, completion: Completion | None) -> dict[str, Any]:
-        """The prompt. Its log probabilities, if they are asked for, are those of the completion."""
+        """The prompt. Its log probabilities, if requested, are part of the completion's."""
         logprobs = None
         if completion is not None and self._request.params.logprobs is not None:
             logprobs = self._logprobs(index, echo_entries(echo, completion))
@@ -66,7 +66,7 @@ class Chunks:
         return self._chunk(index, content, self._logprobs(index, entries), finish_reason(completion))
 
     def usage(self, completions: Sequence[Completion]) -> dict[str, Any]:
-        """The last chunk of the answer, if it is asked for."""
+        """The last chunk of the answer, if requested."""
         usage = usage_body(completions, only_echo=self._request.only_echo)
         return {**self._head, "choices": [], "usage": usage}
 

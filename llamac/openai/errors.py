@@ -1,4 +1,4 @@
-"""What is wrong with a body."""
+"""The error of an invalid body."""
 
 from __future__ import annotations
 

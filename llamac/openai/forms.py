@@ -70,7 +70,7 @@ def either(names: Sequence[str]) -> str:
 
 
 def is_one_of(value: object, neutral: Sequence[object]) -> bool:
-    """Whether a value is one of several. A number is no boolean."""
+    """Whether a value is one of several. A number does not equal a boolean."""
     return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral)
 
 
@@ -132,7 +132,7 @@ class Form:
             The values that are honored and not null.
 
         Raises:
-            InvalidRequestError: If it is no object, a key is unknown, refused or missing, or a plain value is wrong.
+            InvalidRequestError: If it is not an object, a key is unknown, refused or missing, or a value is wrong.
         """
         if not isinstance(given, dict):
             raise wrong_type(where or "the body", given, "an object")

@@ -1,4 +1,4 @@
-"""Reads what a body asks to continue or to answer: prompts and messages."""
+"""Reads the inputs of a body: prompts to continue and messages to answer."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def read_messages(value: object, ignored: Ignored) -> list[dict[str, Any]]:
         ignored: Gets the names of the keys without effect.
 
     Raises:
-        InvalidRequestError: If they are malformed, or have parts that are no texts.
+        InvalidRequestError: If they are malformed, or have parts that are not text.
     """
     if not isinstance(value, list):
         raise wrong_type("messages", value, "an array of messages")

@@ -1,4 +1,4 @@
-"""JSON schemas of what bodies have: values that parameters share, and the parts of conversations.
+"""JSON schemas of the values in bodies: those that parameters share, and the parts of conversations.
 
 A schema says which form a value has. Whether a model can compute it is known later: its vocabulary, its chat template
 and other parameters of the request decide that.

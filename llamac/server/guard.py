@@ -1,4 +1,4 @@
-"""What happens to every request before and after its endpoint: its id, the key, the origin, errors, log and metrics."""
+"""Wraps every endpoint: the request's id, the key, the origin, errors, log and metrics."""
 
 from __future__ import annotations
 

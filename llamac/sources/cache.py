@@ -160,7 +160,7 @@ class Cache:
         partial = partial or self._models / f".{key}.{state}.{secrets.token_hex(8)}.partial"
         if exclusive:
             self._remove_partials(key, keep=partial)
-        _write_note(note, {"source": source, **VERSIONS})  # first, so that `prune` knows whatever is left behind
+        _write_note(note, {"source": source, **VERSIONS})  # first, so that `prune` recognizes leftovers
         try:
             dtype = write(partial)
             file = FlatFile(partial)

@@ -17,7 +17,7 @@ from llamac.format.small_files import read_small
 from llamac.format.strict_json import read_object
 from llamac.text.vocabulary.added import NAMES as TOKEN_NAMES
 
-DEFAULT = "default"  # the name of the template that is used unless another one is asked for
+DEFAULT = "default"  # the name of the default template
 MAX_TEMPLATE_BYTES = 1 << 22  # the largest known templates have about 20,000
 FILE, FOLDER = "chat_template.jinja", TEMPLATES
 CONFIG, MAP = "tokenizer_config.json", "special_tokens_map.json"

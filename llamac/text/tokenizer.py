@@ -220,7 +220,7 @@ class Tokenizer:
         return cls._create(vocabulary.data, vocabulary.special, str(path), os.path.abspath(path))
 
     def _with_special(self, special: SpecialTokens) -> Tokenizer:
-        """The same tokenizer with other rules. Shares what has been parsed if BOS and EOS are the same."""
+        """The same tokenizer with other rules. Shares the parsed tables if BOS and EOS are the same."""
         changed = self._create(self._data, special, self._source, self._path)
         if (special.bos_id, special.eos_id) == (self._special.bos_id, self._special.eos_id):
             changed._parsed = self._parsed

@@ -18,7 +18,7 @@ from llamac.tools.writing import written_calls
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 MODEL_ROLES = ("assistant", "model")  # of the model's messages; the second is in templates that name it
 READS_PARTS = re.compile(r"""\.text\b|['"]text['"]""")  # a key of parts: a template without it reads only texts
-LABELS = ("role", "name", "tool_call_id")  # keys of a message that are no content
+LABELS = ("role", "name", "tool_call_id")  # keys of a message that are not content
 OTHER_NAMES = {"developer": "system", "function": "tool"}
 
 NO_SYSTEM = "System role not supported"  # what templates that refuse system messages say: Gemma 1 and 2
@@ -78,7 +78,7 @@ def as_dicts(messages: Any) -> Any:
 
 
 def _with_known_role(message: Mapping[str, Any], where: str, template: str) -> Mapping[str, Any]:
-    """The message with a role that the template knows."""
+    """The message with a role that the template supports."""
     role = message.get("role")
     if role is None:
         raise ArgumentError(f"{where} has no 'role': expected one of {_listed_roles()}")

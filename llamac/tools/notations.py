@@ -271,7 +271,7 @@ def _tagged(rules: Rules, schema: Schema, tags: Sequence[str]) -> str:
 
 
 def _has_open_strings(schema: Schema, root: Schema) -> bool:
-    """Whether a schema, which is no union, allows strings that it does not list."""
+    """Whether a schema that is not a union allows strings that it does not list."""
     return constants(schema) is None and "string" in (schema_types(schema, root) or ("string",))
 
 

@@ -101,7 +101,7 @@ def constants(schema: object, root: object = None) -> list[Any] | None:
 
 
 def alternatives(schema: object, root: object = None) -> list[Mapping[str, Any]]:
-    """The schemas of a union and of the unions in it; the schema itself if it is no union. References are followed."""
+    """The schemas of a union and of the unions in it; the schema itself if it is none. References are followed."""
     found, seen, left = [], set(), [schema]
     while left:
         one = left.pop()

@@ -1,4 +1,4 @@
-"""What is kept of a text's attention: the strongest links of every token, and a map of each head.
+"""Reduces a text's attention to the strongest links of every token and a map of each head.
 
 A map of a long text has a cell for a block of tokens. Links keep the tokens themselves.
 """

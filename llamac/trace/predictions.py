@@ -1,4 +1,4 @@
-"""What logits say about the token that follows: its probability and rank, the likeliest tokens, the entropy."""
+"""Summarizes logits: the next token's probability and rank, the likeliest tokens, the entropy."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class CandidatesRequest(Request):
         return all(member.done for member in self._members)
 
     def cancel(self) -> None:
-        """End all candidates within a step, and keep what was generated."""
+        """End all candidates within a step, and keep the generated text."""
         for member in self._members:
             member.cancel()
 

@@ -83,7 +83,7 @@ def _copy_pages(found: list[_core._Held], target: Session) -> None:
 
 
 def compute_again(source: Session, target: Session, lengths: Mapping[int, int] | None = None) -> dict[int, int]:
-    """Compute the tokens of all sequences of a session in another one, with the same bits. No device is asked.
+    """Compute the tokens of all sequences of a session in another one, with the same bits. Uses no device.
 
     Positions that a shift has moved cannot be computed again: they kept what they took from the removed ones.
 
@@ -125,7 +125,7 @@ def leave_device(session: Session, failure: DeviceError, rows: Sequence[int] = (
     Args:
         session: The session. Nothing but what it computes with has changed when this returns.
         failure: What the device raised.
-        rows: The rows of the eval that failed (`_core.Session.eval_rows`), which shall be undone.
+        rows: The rows of the eval that failed (`_core.Session.eval_rows`), which are undone.
 
     Raises:
         DeviceError: `failure` if the session was opened for its device, not for "auto". Or a sequence has been shifted:

@@ -67,7 +67,7 @@ class Counters:
             fcntl.ioctl(file, ENABLE, 0)
 
     def read(self) -> dict[str, int]:
-        """What has been counted since `start`, by name. Counters that the machine lacks are missing."""
+        """The counts since `start`, by name. Counters that the machine lacks are missing."""
         return {name: struct.unpack("<Q", os.read(file, 8))[0] for name, file in self._files.items()}
 
     def close(self) -> None:

@@ -157,7 +157,7 @@ def check_same(report: dict[str, Any], more: dict[str, Any]) -> None:
 
 
 def merged(report: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-    """A report with the runs of another one after its own. Everything but the runs is that of the other one.
+    """A report with the runs of another one after its own. Everything except the runs comes from the other one.
 
     Raises:
         ArgumentError: As `check_same`.

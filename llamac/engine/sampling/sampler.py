@@ -196,7 +196,7 @@ class Sampler:
         return self.draw_from(core.copy_logits(self._n_ids), core.tokens(0), position)
 
     def device_draw(self, position: int) -> Draw | None:
-        """Return the next draw if a device can compute it: nothing but filters that it knows apply."""
+        """Return the next draw if a device can compute it: only filters that the device supports apply."""
         if self.history is not None or self.in_python or self._constraint is not None or self._budget is not None:
             return None
         return device_draw(self.params, position)

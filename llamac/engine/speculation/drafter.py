@@ -57,7 +57,7 @@ class Drafter:
     # ---- the text
 
     def follow(self, ids: array[int]) -> None:
-        """Begin a text. What has been computed for the last one is reused as far as they agree."""
+        """Begin a text. Reuses what was computed for the previous one, up to the first token that differs."""
 
     def states(self, rows: int) -> States | None:
         """Return what receives the hidden states of a pass of the model; None if they are not needed.

@@ -102,7 +102,7 @@ class MtpDrafter(Drafter):
         return self._kept
 
     def _make_room(self, kept: States, n: int) -> None:
-        """Move those of the kept states that stay beside n further ones to the beginning, if there is no room."""
+        """Make room for n more states, if there is none: move the states to keep to the beginning."""
         if self._end + n <= ROOM:
             return
         staying = min(len(self._known), KEPT - n)

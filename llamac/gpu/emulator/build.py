@@ -30,7 +30,7 @@ _FLAGS = (
     ),
     # csrc's constants are enumerations, in which C++20 would rather not have C's arithmetic
     *("-Wno-deprecated-enum-enum-conversion", "-Wno-deprecated-anon-enum-enum-conversion"),
-    "-Wno-maybe-uninitialized",  # what is loaded ahead of use is used on the same condition
+    "-Wno-maybe-uninitialized",  # values loaded ahead are used under the same condition
 )
 _RUNTIME = ("runtime.cpp", "checks.cpp")  # linked to every library
 _KERNEL = re.compile(r'extern\s*"C"\s*__global__\s+void\s+(\w+)\s*\(')

@@ -33,7 +33,7 @@ enum { MOST_PARTS = 3 };
 
 // Parameters of all products.
 //     parts                  the matrices. The blocks of threads along y are those of the first, then of the next ones
-//     tiles                  with experts that are no heads: the rows are pairs, sorted by expert, and tiles divides
+//     tiles                  with experts that are not heads: the rows are pairs, sorted by expert, and tiles divides
 //                            them (experts_tiles.cu). A tile of a matrix that is NULL does nothing
 //     inputs                 packed by pack.cu, or floats; x_rows: (m), the row of inputs of each row; NULL: the same
 //     m, columns             rows of the product, or of each head; columns of the matrices

@@ -5,8 +5,8 @@ import { alternatives, chatParameters, extraParameters, isGuided, samplingParame
 import { rawText, tokenOf, tokensOfCompletion, withKnownBytes } from "./probabilities.js";
 import { newId } from "./tree.js";
 
-const LEAST_MS = 20;  // in less time, the speed would be that of the network
-// How most models write thoughts and calls. The server knows more formats; it reads all answers but continued ones.
+const LEAST_MS = 20;  // in less time, network delays would dominate the speed
+// How most models write thoughts and calls. The server supports more; it parses all answers except continued ones.
 const THOUGHT = /^\s*<think>([\s\S]*?)(?:<\/think>\s*|$)/;
 const CALL = /<tool_call>\s*(\{[\s\S]*?\})\s*<\/tool_call>\s*/g;
 

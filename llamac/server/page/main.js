@@ -13,7 +13,7 @@ import { setUpTheme, welcome } from "./welcome.js";
 
 const REDRAW_SHARE = 4;  // the page draws for at most one part in this many of the time
 const KEEP_AFTER = 2000;  // ms: how much of an answer is lost at most if the page is closed
-const MAX_SPOKEN = 3000;  // characters of an answer that screen readers are told
+const MAX_SPOKEN = 3000;  // characters of an answer that screen readers announce
 
 const KEYS = matchMedia("(hover: hover)").matches ? "Enter sends, Shift+Enter makes a new line, Esc stops" : "";
 

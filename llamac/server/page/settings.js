@@ -13,7 +13,7 @@ export class SettingError extends Error {
 const number = (name, label, hint, attributes = {}) => ({ name, label, hint, kind: "number", attributes: { step: "any", ...attributes } });
 const whole = (name, label, hint, min = 0) => number(name, label, hint, { step: 1, min });
 
-// Each group of the form with its fields. A number's name is that of the parameter.
+// Each group of the form with its fields. A number has the name of its parameter.
 const GROUPS = [
   ["Conversation", [
     { name: "system", label: "System prompt", kind: "text", hint: "What the model should know and how it should behave.", rows: 4 },

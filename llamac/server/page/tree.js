@@ -1,4 +1,4 @@
-// A conversation is a tree of messages. Each one knows which of its children is shown; together they are the path.
+// A conversation is a tree of messages. Each one records which of its children is shown; those form the path.
 
 const ROOT = "root";
 

@@ -91,7 +91,7 @@ _END_NAMES = frozenset(
 
 
 class ReadAhead(NamedTuple):
-    """What has been read of a GGUF file before the exporter reads the rest.
+    """The parts of a GGUF file that were read before the exporter reads the rest.
 
     Attributes:
         head: Its head.
