@@ -222,10 +222,11 @@ static void quantized_products_handle_extreme_inputs(void) {
             }
 }
 
-// Weights and inputs of bf16 around the magnitudes below which instructions for pairs of columns give other bits. In
-// the second of three strips, weights are subnormal from column 140 on; in the third, they are close to 2^-48.
+// Numbers of bf16 with which an instruction that takes subnormal numbers for 0 would give other bits. The first of three
+// strips has none. In the second one, two products leave their last bit: 131 251 - 137 240 = 1, of 2^-126 or 2^-127. In
+// the third one, weights from column 140 on are subnormal or nearly so.
 static void small_bf16_numbers_keep_their_bits(void) {
-    enum { ROWS = 48, COLUMNS = 300, M = 40 };
+    enum { ROWS = 48, COLUMNS = 300, M = 40, ONE = 127 << 7 };
     const size_t strip_bytes = dtype_strip_bytes(LLAMAC_BF16, COLUMNS);
     uint16_t *w = take(3 * strip_bytes);
     float *x = take_floats(M, COLUMNS), *y = take_floats(M, ROWS), *expected = take_floats(M, ROWS);
@@ -233,17 +234,21 @@ static void small_bf16_numbers_keep_their_bits(void) {
     struct cancel cancel = { 0 };
     uint64_t state = 5;
     for (int round = 0; round < 60 / sparser(6); round++) {
-        const int m = round % 2 ? M : MOST + round % 9;
-        for (int i = 0; i < 3 * 16 * COLUMNS; i++) {
-            const int strip = i / (16 * COLUMNS), column = i / 16 % COLUMNS;
-            const int exponent = strip == 0 ? 79 + random_below(&state, 60) :
-                                 strip == 1 ? random_below(&state, column < 140 ? 1 : 4) + (column < 140 ? 90 : 0) :
-                                 77 + random_below(&state, round % 3 ? 3 : 4) + (round % 3 == 1 ? 2 : 0);
-            w[(size_t)strip * strip_bytes / 2 + (size_t)(i % (16 * COLUMNS))] =
-                (uint16_t)(random_below(&state, 2) << 15 | exponent << 7 | random_below(&state, 128));
+        const int m = round % 3 == 0 ? M : MOST + round % 9, least = round % 2 ? 48 : 49;
+        uint16_t *const strips[3] = { w, w + strip_bytes / 2, w + strip_bytes };
+        memset(w, 0, 3 * strip_bytes);
+        for (int i = 0; i < 16 * COLUMNS; i++) {
+            const int sign = random_below(&state, 2) << 15, fraction = random_below(&state, 128);
+            strips[0][i] = (uint16_t)(sign | (79 + random_below(&state, 60)) << 7 | fraction);
+            if (i / 16 >= 140) strips[2][i] = (uint16_t)(sign | random_below(&state, 4) << 7 | fraction);
+        }
+        for (int r = 0; r < 16; r++) {
+            strips[1][r] = (uint16_t)(ONE + 131 - 128 - (least << 7));
+            strips[1][16 + r] = (uint16_t)(0x8000 | (ONE + 137 - 128 - (least << 7)));
         }
         for (int i = 0; i < m * COLUMNS; i++)
-            x[i] = ldexpf((float)random_below(&state, 65536) - 32768, -82 + random_below(&state, round % 4 ? 8 : 80));
+            x[i] = i % COLUMNS < 2 ? (i % COLUMNS ? 240 : 251) * 0x1p-71f :
+                   ldexpf((float)random_below(&state, 65536) - 32768, -82 + random_below(&state, 80));
         const struct gemm g = { .dtype = LLAMAC_BF16, .w = (uint8_t *)w, .strip_bytes = strip_bytes, .last = 3,
                                 .rows = ROWS, .columns = COLUMNS, .x = panels, .m = m, .rounded = 1, .y = y,
                                 .y_stride = ROWS, .scratch = scratch, .cancel = &cancel };
@@ -253,6 +258,8 @@ static void small_bf16_numbers_keep_their_bits(void) {
             if (t == 0) memcpy(expected, y, sizeof *y * (size_t)(m * ROWS));
             CHECK(same(y, expected, (size_t)(m * ROWS)), "%s: round %d, %d rows", tables[t]->name, round, m);
         }
+        CHECK(expected[16] == ldexpf(1, -78 - least) && fabsf(expected[32]) < 0x1p-100f && expected[32] != 0,
+              "round %d: %g and %g", round, (double)expected[16], (double)expected[32]);
     }
     free(w), free(x), free(y), free(expected), free(panels), free(scratch);
 }
