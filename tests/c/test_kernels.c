@@ -222,9 +222,9 @@ static void quantized_products_handle_extreme_inputs(void) {
             }
 }
 
-// Numbers of bf16 with which an instruction that takes subnormal numbers for 0 would give other bits. The first of three
-// strips has none. In the second one, two products leave their last bit: 131 251 - 137 240 = 1, of 2^-126 or 2^-127. In
-// the third one, weights from column 140 on are subnormal or nearly so.
+// Numbers of bf16 with which an instruction that takes subnormal numbers for 0 would give other bits. The first strip
+// of three has none. In the second one, two products leave their last bit: 131 251 - 137 240 = 1, of 2^-126 or 2^-127.
+// In the third one, weights from column 140 on are subnormal or nearly so.
 static void small_bf16_numbers_keep_their_bits(void) {
     enum { ROWS = 48, COLUMNS = 300, M = 40, ONE = 127 << 7 };
     const size_t strip_bytes = dtype_strip_bytes(LLAMAC_BF16, COLUMNS);
