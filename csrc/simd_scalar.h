@@ -35,7 +35,12 @@ enum {
 // Not inlined: operations that expand to many instructions without hardware would otherwise be most of the library.
 #define NOINLINE static __attribute__((noinline, unused))
 // Nor does plain C gain from a copy of each tile per height and dtype.
+#undef SPECIALIZED
 #define SPECIALIZED NOINLINE
+#if defined(LLAMAC_SMALL_KERNELS)
+#undef INLINE
+#define INLINE static inline __attribute__((unused))
+#endif
 
 #define FOR_LANES(expression) v16 r; for (int i = 0; i < 16; i++) r.f[i] = (expression); return r
 
