@@ -175,6 +175,7 @@ INLINE v16 q4_integers_to_float(q4_scaled w) { return line_to_floats(_mm512_cast
 
 // ---- bf16 in pairs of columns (kernels_bf16.h)
 
+#if defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11   // older compilers may not know "avx512bf16"
 #define SIMD_BF16_PAIRS
 INLINE int has_bf16_pairs(void) { return __builtin_cpu_supports("avx512bf16"); }
 // On AMD's cores, vdpbf16ps multiplies twice as much as a multiply-add of floats. Intel's have not been measured.
@@ -208,6 +209,7 @@ INLINE v16 v16_fma_bf16_pairs(line pairs, int32_t x, v16 sums) {
     return _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)),
                            _mm512_castsi512_ps(_mm512_slli_epi32(words, 16)), sums);
 }
+#endif
 
 // ---- int16 inputs in pairs of columns (kernels_pairs.h): words (0, 2) and words (1, 3) of each 4 columns
 
