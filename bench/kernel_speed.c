@@ -86,7 +86,8 @@ static void run_peak(void *argument, long i) {
 }
 static void peaks(void) {
     static const char *const names[N_INPUT_TYPES] = {
-        [INPUT_F32] = "f32, f16, bf16", [INPUT_INT8] = "q4, q4s", [INPUT_INT16] = "q8 and others",
+        [INPUT_F32] = "f32, f16", [INPUT_INT8] = "q4, q4s", [INPUT_INT16] = "q8 and others",
+        [INPUT_BF16] = "bf16",
     };
     for (int input = 0; input < N_INPUT_TYPES; input++) {
         struct peak p = { input, 0 };
@@ -168,7 +169,7 @@ static void gemms(uint64_t *state) {
         for (size_t s = 0; s < ARRAY_LEN(shapes); s++)
             for (size_t h = 0; h < ARRAY_LEN(heights); h++) {
                 if (table == &kernels_scalar && heights[h] > 8) continue;   // takes seconds and shows nothing new
-                for (int rounded = 0; rounded <= (input_type_of(dtype) == INPUT_INT16); rounded++)
+                for (int rounded = 0; rounded <= rounds_inputs(dtype); rounded++)
                     gemm_case(dtype, rounded, shapes[s][0], shapes[s][1], heights[h], state);
             }
 }
@@ -203,6 +204,7 @@ static void packs(uint64_t *state) {
     enum { N = 2048 };
     static const char *const names[N_INPUT_TYPES] = {
         [INPUT_F32] = "f32", [INPUT_INT8] = "int8, for q4 and q4s", [INPUT_INT16] = "int16, for q8",
+        [INPUT_BF16] = "floats, for bf16",
     };
     float *x = take_floats(1, N), *y = take_floats(1, N);
     int32_t *panel = take(4 * N * 2);
@@ -210,7 +212,7 @@ static void packs(uint64_t *state) {
         struct packing p = { input, N, x, panel };
         struct rms error = { 0 };
         fill_random(x, N, state);
-        if (input != INPUT_F32) {
+        if (!is_float_input(input)) {
             const int dtype = input == INPUT_INT16 ? LLAMAC_Q8 : LLAMAC_Q4S;
             const size_t strip_bytes = dtype_strip_bytes(dtype, N);
             uint8_t *w = take(strip_bytes * N / 16);

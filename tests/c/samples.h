@@ -63,6 +63,10 @@ static inline double weight_at(int dtype, const uint8_t *w, size_t strip_bytes, 
     if (!f->super) return s * c + m;
     return (double)f32_from_f16(super[r]) * s * c - (f->super == 2 ? (double)f32_from_f16(super[16 + r]) * m : 0);
 }
+// Whether fast numerics round the inputs of products with a dtype.
+static inline int rounds_inputs(int dtype) {
+    return input_type_of(dtype) == INPUT_INT16 || input_type_of(dtype) == INPUT_BF16;
+}
 // Input k of a row after the rounding that products with this dtype apply to their inputs.
 static inline double input_at(int dtype, const float *x, int columns, int k) {
     if (!dtype_is_quantized(dtype)) return (double)x[k];
@@ -72,7 +76,7 @@ static inline double input_at(int dtype, const float *x, int columns, int k) {
     for (int i = start; i < min_int(columns, start + span); i++) max = fmaxf(max, fabsf(x[i]));
     return max > 0 ? (double)max / limit * nearbyint((double)(x[k] * ((float)limit / max))) : 0;
 }
-// The same with fast numerics, for bf16 or a dtype with int16 inputs. In units of the scale it is a product h * factor.
+// Input k with fast numerics, for bf16 or a dtype with int16 inputs. In units of the scale it is a product h * factor.
 static inline double rounded_input_at(int dtype, const float *x, int columns, int k) {
     if (dtype == LLAMAC_BF16) {   // 8 significant bits
         int exponent;

@@ -131,11 +131,6 @@ static void check_gemm_of(int dtype, int rounded, int rows, int columns, int m, 
     free(w), free(x), free(bias), free(panels), free(scratch), free(initial), free(y), free(expected);
 }
 
-// Whether fast numerics round the inputs of products with a dtype.
-static int rounds_inputs(int dtype) {
-    return input_type_of(dtype) == INPUT_INT16 || input_type_of(dtype) == INPUT_BF16;
-}
-
 static void check_gemm(int dtype, int rows, int columns, int m, int biased, int accumulate, uint64_t *state) {
     for (int rounded = 0; rounded <= rounds_inputs(dtype); rounded++)
         check_gemm_of(dtype, rounded, rows, columns, m, biased, accumulate, state);

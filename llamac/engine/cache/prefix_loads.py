@@ -25,6 +25,7 @@ class PrefixLoads:
     def __init__(self, cache: PrefixCache | None) -> None:
         self._cache = cache
         self._reads: dict[Request, Loading | None] = {}  # None: there is nothing to read
+        self._forgotten: list[Loading] = []  # reads that go on, and take memory until they end
 
     def is_loading(self, request: Request, free: int) -> bool:
         """Return whether a request has to wait because a prefix of it is being read or will be read.
@@ -64,16 +65,36 @@ class PrefixLoads:
             wait([read for read in self._reads.values() if read is not None], WAIT_S, FIRST_COMPLETED)
 
     def forget(self) -> bool:
-        """Free the prefixes that were read. Returns whether there were any."""
-        found = [request for request, read in self._reads.items() if read is not None]
-        for request in found:
+        """Free the prefixes that were read, and wait briefly for reads that go on. Returns whether there were any."""
+        found = bool(self._forgotten)
+        for request, read in self._reads.items():
+            found |= read is not None
+            self._abandon(read)
             self._reads[request] = None
-        return bool(found)
+        if self._forgotten:
+            wait(self._forgotten, WAIT_S)
+            self._forgotten = [read for read in self._forgotten if not _freed(read)]
+        return found
 
     def drop(self, request: Request) -> None:
         """Forget a request that has ended."""
-        self._reads.pop(request, None)
+        self._abandon(self._reads.pop(request, None))
 
     def clear(self) -> None:
         """Forget all requests."""
+        for read in self._reads.values():
+            self._abandon(read)
         self._reads.clear()
+
+    def _abandon(self, read: Loading | None) -> None:
+        if read is not None and not _freed(read):
+            self._forgotten.append(read)
+
+
+def _freed(read: Loading) -> bool:
+    """Free the pages of a read that has ended, even if its thread still holds them. Returns whether it has ended."""
+    if not read.done():
+        return read.cancel()
+    if not read.cancelled() and not read.exception() and (loaded := read.result()):
+        loaded.pages.clear()
+    return True

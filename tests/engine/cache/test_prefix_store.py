@@ -20,6 +20,7 @@ from failing_allocations import Failing
 import llamac
 from builders import some_ids
 from llamac.arguments import KV_DTYPES, KVDtype
+from llamac.engine.cache.prefix_loads import PrefixLoads
 from llamac.engine.cache.prefix_store import HEADER, SUFFIX, PrefixStore
 from llamac.errors import OutOfMemoryError
 from llamac.format.private_files import replacing
@@ -445,6 +446,41 @@ def test_pages_that_were_read_give_way_to_running_requests(
         assert running.result(TIMEOUT).tokens == long.tokens
         assert reading.result(TIMEOUT).tokens == first[0].tokens
         assert engine.failure is None
+    assert model.kv_bytes == 0
+
+
+def test_a_prefix_that_is_being_read_gives_way_to_a_running_request(
+    model: llamac.Model, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of its pages are in memory, and the read goes on while the running request finds no page."""
+    ids, other = some_ids(200), some_ids(150, seed=8)
+    first, _ = answers(model, folder, [ids])
+    long = model.generate(other, max_tokens=100, temperature=0, ignore_eos=True)
+    entered, leave, pages, waits = threading.Event(), threading.Event(), list[Path](), list[bool]()
+    read, forget = PrefixStore._read, PrefixLoads.forget
+
+    def slow_read(store: PrefixStore, path: Path, *arguments: Any) -> Any:
+        pages.append(path)
+        if len(pages) == 3:
+            entered.set()
+            assert leave.wait(TIMEOUT)
+        return read(store, path, *arguments)
+
+    def counted(loads: PrefixLoads) -> bool:
+        if len(waits) == 2:
+            leave.set()
+        waits.append(forget(loads))
+        return waits[-1]
+
+    monkeypatch.setattr(PrefixStore, "_read", slow_read)
+    monkeypatch.setattr(PrefixLoads, "forget", counted)
+    with llamac.Engine(model, prefix_dir=folder, kv_tokens=320) as engine:
+        reading = engine.submit(ids, max_tokens=6, temperature=0)
+        assert entered.wait(TIMEOUT)
+        running = engine.submit(other, max_tokens=100, temperature=0, ignore_eos=True)
+        assert running.result(TIMEOUT).tokens == long.tokens
+        assert reading.result(TIMEOUT).tokens == first[0].tokens
+        assert waits[:3] == [True, True, True]
     assert model.kv_bytes == 0
 
 
