@@ -65,7 +65,7 @@ static inline double weight_at(int dtype, const uint8_t *w, size_t strip_bytes, 
 }
 // Whether fast numerics round the inputs of products with a dtype.
 static inline int rounds_inputs(int dtype) {
-    return input_type_of(dtype) == INPUT_INT16 || input_type_of(dtype) == INPUT_BF16;
+    return dtype_table[dtype].input == INPUT_INT16 || dtype_table[dtype].input == INPUT_BF16;
 }
 // Input k of a row after the rounding that products with this dtype apply to their inputs.
 static inline double input_at(int dtype, const float *x, int columns, int k) {
