@@ -246,7 +246,7 @@ int llamac_set_nodes(const int32_t *node_of_cpu, int n_cpus, llamac_error *err);
 // How products round their inputs. The two settings give different logits, each with the same bits on every machine.
 enum {
     LLAMAC_EXACT,          // products with q8, q6 and GGUF types use 15-bit inputs and round only inputs and sums
-    LLAMAC_FAST,           // these use 8-bit inputs, and those with bf16 inputs in bf16 (docs/determinism.md)
+    LLAMAC_FAST,           // 8-bit inputs for these, bf16 inputs for products with bf16 (docs/determinism.md)
 };
 
 typedef struct {

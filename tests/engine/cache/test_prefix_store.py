@@ -432,19 +432,24 @@ def test_a_request_is_cancelled_while_its_prefix_is_read(
     assert model.kv_bytes == 0
 
 
+def stored_and_long(model: llamac.Model, folder: Path) -> tuple[list[int], list[int], list[int], list[int]]:
+    """A prompt whose prefix is on disk, another one, and the tokens after each, 100 of them after the other one."""
+    ids, other = some_ids(200), some_ids(150, seed=8)
+    [first], _ = answers(model, folder, [ids])
+    return ids, other, first.tokens, model.generate(other, max_tokens=100, temperature=0, ignore_eos=True).tokens
+
+
 def test_pages_that_were_read_give_way_to_running_requests(
     model: llamac.Model, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without memory for both, a prefix that was read is forgotten and computed again."""
-    ids, other = some_ids(200), some_ids(150, seed=8)
-    first, _ = answers(model, folder, [ids])
-    long = model.generate(other, max_tokens=100, temperature=0, ignore_eos=True)
+    ids, other, first, long = stored_and_long(model, folder)
     with llamac.Engine(model, prefix_dir=folder, kv_tokens=320) as engine:
         running = engine.submit(other, max_tokens=100, temperature=0, ignore_eos=True)
         next(iter(running))
         reading = engine.submit(ids, max_tokens=6, temperature=0)
-        assert running.result(TIMEOUT).tokens == long.tokens
-        assert reading.result(TIMEOUT).tokens == first[0].tokens
+        assert running.result(TIMEOUT).tokens == long
+        assert reading.result(TIMEOUT).tokens == first
         assert engine.failure is None
     assert model.kv_bytes == 0
 
@@ -453,9 +458,7 @@ def test_a_prefix_that_is_being_read_gives_way_to_a_running_request(
     model: llamac.Model, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two of its pages are in memory, and the read goes on while the running request finds no page."""
-    ids, other = some_ids(200), some_ids(150, seed=8)
-    first, _ = answers(model, folder, [ids])
-    long = model.generate(other, max_tokens=100, temperature=0, ignore_eos=True)
+    ids, other, first, long = stored_and_long(model, folder)
     entered, leave, pages, waits = threading.Event(), threading.Event(), list[Path](), list[bool]()
     read, forget = PrefixStore._read, PrefixLoads.forget
 
@@ -478,8 +481,8 @@ def test_a_prefix_that_is_being_read_gives_way_to_a_running_request(
         reading = engine.submit(ids, max_tokens=6, temperature=0)
         assert entered.wait(TIMEOUT)
         running = engine.submit(other, max_tokens=100, temperature=0, ignore_eos=True)
-        assert running.result(TIMEOUT).tokens == long.tokens
-        assert reading.result(TIMEOUT).tokens == first[0].tokens
+        assert running.result(TIMEOUT).tokens == long
+        assert reading.result(TIMEOUT).tokens == first
         assert waits[:3] == [True, True, True]
     assert model.kv_bytes == 0
 
