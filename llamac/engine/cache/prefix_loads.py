@@ -25,7 +25,7 @@ class PrefixLoads:
     def __init__(self, cache: PrefixCache | None) -> None:
         self._cache = cache
         self._reads: dict[Request, Loading | None] = {}  # None: there is nothing to read
-        self._forgotten: list[Loading] = []  # reads that go on, and take memory until they end
+        self._abandoned: set[Loading] = set()  # reads whose pages are not yet free
 
     def is_loading(self, request: Request, free: int) -> bool:
         """Return whether a request has to wait because a prefix of it is being read or will be read.
@@ -66,15 +66,14 @@ class PrefixLoads:
 
     def forget(self) -> bool:
         """Free the prefixes that were read, and wait briefly for reads that go on. Returns whether there were any."""
-        found = bool(self._forgotten)
+        abandoned = self._abandoned.copy()
         for request, read in self._reads.items():
-            found |= read is not None
-            self._abandon(read)
-            self._reads[request] = None
-        if self._forgotten:
-            wait(self._forgotten, WAIT_S)
-            self._forgotten = [read for read in self._forgotten if not _freed(read)]
-        return found
+            if read is not None:
+                abandoned.add(read)
+                self._abandon(read)
+                self._reads[request] = None
+        wait(abandoned, WAIT_S)
+        return bool(abandoned)
 
     def drop(self, request: Request) -> None:
         """Forget a request that has ended."""
@@ -87,14 +86,13 @@ class PrefixLoads:
         self._reads.clear()
 
     def _abandon(self, read: Loading | None) -> None:
-        if read is not None and not _freed(read):
-            self._forgotten.append(read)
+        if read is not None:
+            self._abandoned.add(read)
+            read.cancel()
+            read.add_done_callback(self._free)
 
-
-def _freed(read: Loading) -> bool:
-    """Free the pages of a read that has ended, even if its thread still holds them. Returns whether it has ended."""
-    if not read.done():
-        return read.cancel()
-    if not read.cancelled() and not read.exception() and (loaded := read.result()):
-        loaded.pages.clear()
-    return True
+    def _free(self, read: Loading) -> None:
+        """Free the pages of an abandoned read that has ended. Its own thread does it, as the engine's may be idle."""
+        if not read.cancelled() and not read.exception() and (loaded := read.result()):
+            loaded.pages.clear()
+        self._abandoned.discard(read)

@@ -25,6 +25,7 @@ from llamac.engine.cache.prefix_store import HEADER, SUFFIX, PrefixStore
 from llamac.errors import OutOfMemoryError
 from llamac.format.private_files import replacing
 from processes import TIMEOUT
+from waiting import wait_until
 
 
 class Computer:
@@ -426,9 +427,11 @@ def test_a_request_is_cancelled_while_its_prefix_is_read(
         sharing = engine.submit(ids, max_tokens=6, temperature=0)
         reading.cancel()
         assert (reading.result(0).finish_reason, reading.result(0).tokens) == ("cancelled", [])
+        wait_until(lambda: disk.reads == 2)  # the engine has dropped the cancelled request, whose read goes on
         disk.leave.set()
         assert sharing.result(TIMEOUT).tokens == first[0].tokens
         assert sharing.result().usage.cached_tokens == 192
+        wait_until(lambda: model.kv_bytes == engine.stats().prefix.bytes)
     assert model.kv_bytes == 0
 
 
