@@ -160,8 +160,8 @@ INLINE line line_add(line x, line y) { return _mm512_add_epi32(x, y); }
 #ifndef SIMD_TILES
 // ---- q4 with block scales as integers
 
-// AMD's cores, which have no matrix tiles, multiply 32-bit integers in a unit that vpdpbusd and multiply-adds of floats
-// do not use.
+// AMD's cores, which have no matrix tiles, take one operation for a product of 32-bit integers, like one of floats;
+// Intel's cores take two.
 #define SIMD_INTEGER_SCALES
 INLINE int integer_scales_are_faster(void) { return IS_AMD; }
 INLINE q4_scaled q4_scale_integers(q4_row_acc d, block_scales s) {

@@ -40,9 +40,10 @@ LADDER: tuple[tuple[str, ...], ...] = (
     ),
     ("bpe", "added_tokens", "merge_ranks", "kernels_quant", "plan", "slots", "describe", "selftest", "router"),
     (
-        *("plan_writer", "kernels_template", "session", "format_fields", "format_config", "sampler", "logits"),
+        *("plan_writer", "kernels_gemm", "session", "format_fields", "format_config", "sampler", "logits"),
         *("logprobs", "binding"),
     ),
+    ("kernels_template",),
     (
         *("kernels_scalar", "kernels_avx2", "kernels_avxvnni", "kernels_avx512", "kernels_avx512vnni"),
         *("kernels_amx", "eval", "measure", "ops", "quantize", "saving", "sequences", "states"),
@@ -60,7 +61,7 @@ LADDER: tuple[tuple[str, ...], ...] = (
 INCLUDED_BY_THE_TEMPLATE = (
     *("kernels_quant", "kernels_int8", "kernels_int16", "kernels_attention", "kernels_measure", "kernels_sample"),
     *("kernels_tiles", "kernels_narrow", "kernels_pairs", "kernels_values", "kernels_delta", "quantize_template"),
-    *("kernels_bf16", "quantize_search"),
+    *("kernels_bf16", "kernels_gemm", "quantize_search"),
 )
 LAYER = {name: layer for layer, names in enumerate(LADDER) for name in names}
 

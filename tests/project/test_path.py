@@ -30,7 +30,7 @@ INDIRECT = {
         "csrc/kernels_quant.h",
         "PANEL_KERNEL(panel_kernel_q4, multiply_panel, micro_kernel_q4,",
     ),
-    ("multiply_panel", "micro_kernel_q4"): ("csrc/kernels_template.h", "[LLAMAC_Q4] = { panel_kernel_q4, "),
+    ("multiply_panel", "micro_kernel_q4"): ("csrc/kernels_gemm.h", "[LLAMAC_Q4] = { panel_kernel_q4, "),
 }
 
 
