@@ -140,7 +140,7 @@ def build(
                 core_files.remove(ROOT / "csrc" / made_of)  # few processors run it; compiling takes half a minute
                 common.append(flags["probes"][made_of]["without"])
             if not sanitize:
-                isa[name] = own
+                isa[name] = [*own, "-DLLAMAC_SMALL_KERNELS"]
                 core_files.append(ROOT / "tests" / "c" / name)
                 common.append("-DTEST_TABLES")
 

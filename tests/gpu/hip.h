@@ -40,6 +40,7 @@ static inline float __fdiv_rn(float a, float b) { return a / b; }
 static inline float __fsqrt_rn(float a) { return __builtin_sqrtf(a); }
 static inline float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 static inline float __uint_as_float(unsigned bits) { return __builtin_bit_cast(float, bits); }
+static inline unsigned __float_as_uint(float x) { return __builtin_bit_cast(unsigned, x); }
 static inline int __popc(unsigned x) { return __builtin_popcount(x); }
 static inline int min(int a, int b) { return a < b ? a : b; }
 static inline int max(int a, int b) { return a > b ? a : b; }

@@ -80,10 +80,10 @@ def digest(path: Path) -> str:
     return hashlib.sha256(decides.encode()).hexdigest()[:16]
 
 
-def chosen(path: Path) -> tuple[int, int]:
-    """One of the devices other than the latest: another whenever a file changes."""
-    others = [capability for capability in CAPABILITIES if capability != LATEST]
-    return others[int(digest(path), 16) % len(others)]
+def chosen(capability: tuple[int, int]) -> Path:
+    """The file to compile for a device other than the latest: another one whenever files change."""
+    every = repr((capability, [digest(path) for path in kernel_files()]))
+    return kernel_files()[int(hashlib.sha256(every.encode()).hexdigest(), 16) % len(kernel_files())]
 
 
 def read_table() -> Table:

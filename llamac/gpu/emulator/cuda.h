@@ -23,7 +23,11 @@
 #define __device__
 #define __host__
 #define __constant__ static const
+#if defined(__OPTIMIZE__)
 #define __forceinline__ inline __attribute__((always_inline))
+#else   // checked kernels, which take longer to compile than to run: one copy of each function
+#define __forceinline__ inline
+#endif
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
