@@ -8,7 +8,7 @@ rounded once, because the last bit of torch's powers depends on the machine's ve
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,15 @@ class Rope:
     inv_freq_long: Floats | None = None
     original_context: int = 0
     attention_factor: float = 1.0
+
+
+def rope_fields(tables: Sequence[Rope]) -> dict[str, Any]:
+    """The config record's fields of RoPE tables."""
+    return {
+        "rope_dim": tuple(2 * len(table.inv_freq) for table in tables),
+        "rope_original_context": tuple(table.original_context for table in tables),
+        "rope_attention_factor": tuple(table.attention_factor for table in tables),
+    }
 
 
 def make_rope(rope_type: str, parameters: Parameters, dim: int, context: int) -> Rope:

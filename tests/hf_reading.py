@@ -9,6 +9,7 @@ from golden.tiny_checkpoints import Config
 from llamac.export.checkpoint import Checkpoint
 from llamac.export.hf import config as hf_config
 from llamac.export.hf import model as hf
+from llamac.export.hf.parsed_config import HfConfig
 
 
 def read(folder: Path) -> Checkpoint:
@@ -19,7 +20,7 @@ def read(folder: Path) -> Checkpoint:
     return checkpoint
 
 
-def parse(config: Config) -> hf_config.HfConfig:
+def parse(config: Config) -> HfConfig:
     """A parsed config. Parsing it must not warn."""
     warnings: list[str] = []
     parsed = hf_config.parse_config(json.loads(json.dumps(config)), warnings)

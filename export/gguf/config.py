@@ -29,7 +29,7 @@ from llamac.export.gguf.layers_config import layers_of
 from llamac.export.gguf.mamba2 import mamba2_fields, single_parts, state_fields
 from llamac.export.gguf.mtp import with_mtp
 from llamac.export.gguf.rope import Floats, rope_tables
-from llamac.export.rope import Rope
+from llamac.export.rope import Rope, rope_fields
 from llamac.format.gguf_metadata import Value
 
 EMBEDDING = "token_embd.weight"
@@ -171,14 +171,12 @@ def parse_config(
         or scales.get("attention.scale")
         or attention_width**-0.5 * (attention_factor(keys, row) if row.latent else 1.0),
         layers=tuple(replace(layer, **latent) for layer in layers),
-        rope_dim=tuple(2 * len(rope.inv_freq) for rope in ropes),
-        rope_original_context=tuple(rope.original_context for rope in ropes),
-        rope_attention_factor=tuple(rope.attention_factor for rope in ropes),
         qk_norm=row.qk_norm if has_norms else "none",
         qk_norm_after_rope=int(row.qk_norm_after_rope and has_norms),
         state_norm="after_gate" if row.mamba2 or (row.beside and "blk.0.ssm_norm.weight" in shapes) else "none",
         **_scale_fields(scales, row, dim, n_layers),
         **encoder_fields(row, shapes),
+        **rope_fields(ropes),
     )
     model = as_drafter(model, of_drafter) if row.drafter else model
     return GGUFConfig(with_mtp(model, shapes, row.mtp_like) if row.mtp else model, row, ropes, numbers)

@@ -19,11 +19,12 @@ from llamac.errors import ExportError, UnsupportedError
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
 from llamac.export.drafters import EAGLE3, EAGLE_STATES, checked_ids
 from llamac.export.hf import model as hf
-from llamac.export.hf.config import HfConfig, parse_row
+from llamac.export.hf.config import parse_row
 from llamac.export.hf.families_gated import LLAMA, QWEN3
 from llamac.export.hf.family import Family, Module
 from llamac.export.hf.family_parts import EMBEDDING, L
 from llamac.export.hf.keys import Keys, shortened
+from llamac.export.hf.parsed_config import HfConfig
 from llamac.export.stored import INTEGERS, StoredTensor, integers, read_bytes
 
 KIND = "EAGLE-3 head"

@@ -18,12 +18,13 @@ from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
 from llamac.export.drafters import ASSISTANT
 from llamac.export.flat.plan import config_records
 from llamac.export.hf import assistant, mxfp4, quantized, ternary
-from llamac.export.hf.config import HfConfig, parse_config
+from llamac.export.hf.config import parse_config
 from llamac.export.hf.families import HEAD
 from llamac.export.hf.family import Family, Module
 from llamac.export.hf.mamba_config import Factor
 from llamac.export.hf.mtp import LEFT_OUT, dequantized, with_mtp
 from llamac.export.hf.pairs import pair_metadata
+from llamac.export.hf.parsed_config import HfConfig
 from llamac.export.hf.safetensors_file import read_safetensors
 from llamac.export.hf.sentence_modules import read_modules
 from llamac.export.hf.torch_file import read_torch

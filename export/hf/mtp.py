@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from llamac.errors import ExportError
-from llamac.export.hf.config import HfConfig
+from llamac.export.hf.parsed_config import HfConfig
 from llamac.export.stored import StoredTensor, are_equal
 
 LEFT_OUT = "the MTP layer is left out, so the model has no drafts of its own"

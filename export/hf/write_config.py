@@ -17,12 +17,14 @@ from numpy.typing import NDArray
 from llamac.errors import LlamacError
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
 from llamac.export.hf.classic_config import KINDS
-from llamac.export.hf.config import AFTER_NORMS, EPS, HfConfig, parse_config, text_config
+from llamac.export.hf.config import parse_config, text_config
+from llamac.export.hf.decoder_config import AFTER_NORMS, EPS
 from llamac.export.hf.experts_config import SCALES, SHARED, USED
 from llamac.export.hf.families import ACTIVATIONS, row_of
 from llamac.export.hf.family import Family
 from llamac.export.hf.layers_config import DELTA_NET, LINEAR
 from llamac.export.hf.mamba_config import KEYS as MAMBA2_KEYS
+from llamac.export.hf.parsed_config import HfConfig
 from llamac.export.hf.rope import BASES, FULL, PARTS, PROPORTIONAL, SLIDING
 from llamac.export.hf.short_conv_config import SHORT_CONV, WIDTHS
 from llamac.format.strict_json import INFINITY
