@@ -105,42 +105,29 @@ def parse_config(
         ExportError: If keys are wrong; the message lists all of them.
     """
     name, row = architecture(values)
-    if row.alibi_depth and values.get(f"{name}.block_count") == row.alibi_depth:
-        raise UnsupportedError(
-            f"{name}.block_count is {row.alibi_depth}: models of {name} with so many layers bias attention by distance "
-            "(ALiBi), which llamac does not compute"
-        )
-    vocab_size = shapes[EMBEDDING][0] if EMBEDDING in shapes else vocabulary_size(values, name)
+    _refuse_alibi(values, name, row)
+    vocab_size = _vocab_size(values, name, shapes, warnings)
     keys = Keys(values, name, {**COMMON_KEYS, **(ROPE_KEYS if row.position == "rope" else {}), **row.keys})
     dim, n_heads, n_layers = keys.size("embedding_length"), keys.size("attention.head_count"), keys.size("block_count")
     n_kv_heads, has_attention = (n_heads, []) if row.varied else _kv_heads(keys, row, n_heads, n_layers)
     context = keys.size("context_length")
-    head_dim = keys.size("attention.key_length", max(1, dim // n_heads))
-    if not row.latent and keys.size("attention.value_length", head_dim) != head_dim:
-        keys.wrong("attention.value_length", f"the same as attention.key_length ({head_dim})")
+    head_dim = _head_dim(keys, row, max(1, dim // n_heads))
     norm, norm_eps = _norm(keys, name, row)
     if not keys.problems:
         _check_heads(keys, dim, n_heads, n_kv_heads)
-    rope_dim = keys.size("rope.dimension_count", head_dim) if row.position == "rope" else 0
+    query_dim = dim // n_heads if n_layers == row.deep_scale else head_dim
     latent: dict[str, Any] = {}
-    attention_width = dim // n_heads if n_layers == row.deep_scale else head_dim
     if row.latent:
         rotated, latent = latent_fields(keys, dim, n_heads)
-        attention_width, head_dim = rotated + latent["qk_nope_head_dim"], rotated + latent["kv_lora_rank"]
+        query_dim, head_dim = rotated + latent["qk_nope_head_dim"], rotated + latent["kv_lora_rank"]
         n_kv_heads = 1
-    if rope_dim % 2 or rope_dim > head_dim:
-        keys.wrong("rope.dimension_count", f"an even number, at most {head_dim}")
-    if vocab_size != values.get(f"{name}.vocab_size", vocab_size):
-        declared = values[f"{name}.vocab_size"]
-        warnings.append(f"{name}.vocab_size is {declared}, but the embedding has {vocab_size} rows: using {vocab_size}")
+    rope_dim = _rope_dim(keys, row, head_dim)
     scales = {key: keys.number(key) or 0.0 for key in SCALES if key in row.keys}
     if row.has_predicting_blocks:
         n_layers -= min(keys.size("nextn_predict_layers", least=0), n_layers - 1)
     layers = _with_mixers(keys, row, layers_of(keys, row, n_layers, shapes), has_attention, shapes)
-    if row.two_sided and keys.flag("attention.causal"):
-        keys.wrong("attention.causal", "false")
-    if row.two_sided and any(layer.plain_experts for layer in layers):
-        warnings.append(NO_SHARED_BIAS)
+    if row.two_sided:
+        _check_encoder(keys, layers, warnings)
     if row.varied and layers:
         layers, n_kv_heads, head_dim = gemma4.varied_layers(
             keys, layers, head_dim, n_heads, shapes, is_assistant=bool(row.drafter)
@@ -151,8 +138,7 @@ def parse_config(
         keys.problems.append(f"the tensor {ROPE_FACTORS['freqs']} is missing: it says which part of each head rotates")
     keys.finish()
     tables = rope_tables(keys, row, rope_dim, context, factors) if row.position == "rope" else ()
-    may_lack_norms = row.norms_by_tensors or row.qk_norm == "layer_head"
-    has_norms = llama4.has_norms(layers) if row.chunked else not may_lack_norms or "blk.0.attn_q_norm.weight" in shapes
+    qk_norm = _qk_norm(row, layers, shapes)
     layers, ropes = _with_used_tables(layers, tables)
     model = ModelConfig(
         dim=dim,
@@ -167,19 +153,86 @@ def parse_config(
         activation=_activation(keys, row),
         tied_output=tied,
         norm_eps=norm_eps or 0.0,
-        attention_scale=row.attention_scale
-        or scales.get("attention.scale")
-        or attention_width**-0.5 * (attention_factor(keys, row) if row.latent else 1.0),
+        attention_scale=_attention_scale(keys, row, scales, query_dim),
         layers=tuple(replace(layer, **latent) for layer in layers),
-        qk_norm=row.qk_norm if has_norms else "none",
-        qk_norm_after_rope=int(row.qk_norm_after_rope and has_norms),
-        state_norm="after_gate" if row.mamba2 or (row.beside and "blk.0.ssm_norm.weight" in shapes) else "none",
+        qk_norm=qk_norm,
+        qk_norm_after_rope=int(row.qk_norm_after_rope and qk_norm != "none"),
+        state_norm=_state_norm(row, shapes),
         **_scale_fields(scales, row, dim, n_layers),
         **encoder_fields(row, shapes),
         **rope_fields(ropes),
     )
     model = as_drafter(model, of_drafter) if row.drafter else model
     return GGUFConfig(with_mtp(model, shapes, row.mtp_like) if row.mtp else model, row, ropes, numbers)
+
+
+def _refuse_alibi(values: Mapping[str, Value], name: str, row: Architecture) -> None:
+    """Raise UnsupportedError for a depth at which models of the architecture have ALiBi."""
+    if row.alibi_depth and values.get(f"{name}.block_count") == row.alibi_depth:
+        raise UnsupportedError(
+            f"{name}.block_count is {row.alibi_depth}: models of {name} with so many layers bias attention by distance "
+            "(ALiBi), which llamac does not compute"
+        )
+
+
+def _vocab_size(
+    values: Mapping[str, Value], name: str, shapes: Mapping[str, tuple[int, ...]], warnings: list[str]
+) -> int:
+    """The rows of the embedding; in a file without one, the size that the metadata state."""
+    rows = shapes[EMBEDDING][0] if EMBEDDING in shapes else vocabulary_size(values, name)
+    declared = values.get(f"{name}.vocab_size", rows)
+    if declared != rows:
+        warnings.append(f"{name}.vocab_size is {declared}, but the embedding has {rows} rows: using {rows}")
+    return rows
+
+
+def _head_dim(keys: Keys, row: Architecture, usual: int) -> int:
+    """The size of a head. usual: embedding_length / head_count."""
+    head_dim = keys.size("attention.key_length", usual)
+    if not row.latent and keys.size("attention.value_length", head_dim) != head_dim:
+        keys.wrong("attention.value_length", f"the same as attention.key_length ({head_dim})")
+    return head_dim
+
+
+def _rope_dim(keys: Keys, row: Architecture, head_dim: int) -> int:
+    """How many dimensions of a head RoPE rotates; 0 without RoPE."""
+    rope_dim = keys.size("rope.dimension_count", head_dim) if row.position == "rope" else 0
+    if rope_dim % 2 or rope_dim > head_dim:
+        keys.wrong("rope.dimension_count", f"an even number, at most {head_dim}")
+    return rope_dim
+
+
+def _check_encoder(keys: Keys, layers: tuple[LayerConfig, ...], warnings: list[str]) -> None:
+    """Check that rows attend to later rows, and warn about experts that lose a bias."""
+    if keys.flag("attention.causal"):
+        keys.wrong("attention.causal", "false")
+    if any(layer.plain_experts for layer in layers):
+        warnings.append(NO_SHARED_BIAS)
+
+
+def _qk_norm(row: Architecture, layers: tuple[LayerConfig, ...], shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """The norm of q and k. In some architectures, only the tensors say whether a model has it."""
+    if row.chunked:
+        has_norms = llama4.has_norms(layers)
+    else:
+        may_lack_norms = row.norms_by_tensors or row.qk_norm == "layer_head"
+        has_norms = not may_lack_norms or "blk.0.attn_q_norm.weight" in shapes
+    return row.qk_norm if has_norms else "none"
+
+
+def _state_norm(row: Architecture, shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """The norm of Mamba 2 layers."""
+    has_norm = row.mamba2 or (row.beside and "blk.0.ssm_norm.weight" in shapes)
+    return "after_gate" if has_norm else "none"
+
+
+def _attention_scale(keys: Keys, row: Architecture, scales: Mapping[str, float], query_dim: int) -> float:
+    """What multiplies q. query_dim: the width of its heads."""
+    stated = row.attention_scale or scales.get("attention.scale")
+    if stated:
+        return stated
+    usual: float = query_dim**-0.5
+    return usual * attention_factor(keys, row) if row.latent else usual
 
 
 def _with_used_tables(
@@ -210,7 +263,7 @@ def _check_heads(keys: Keys, dim: int, n_heads: int, n_kv_heads: int) -> None:
 
 
 def _scale_fields(scales: Mapping[str, float], row: Architecture, dim: int, n_layers: int) -> dict[str, Any]:
-    """The config's scales and caps, except the scale of attention. A scale of 0 is as good as none."""
+    """The config's scales and caps, except the scale of attention. A scale of 0 means none."""
     embedding = dim**0.5 if row.scaled_embedding else scales.get("embedding_scale") or row.embedding_scale or 1.0
     logit_scale = scales.get("logit_scale") or dim / (row.logit_dim or dim)
     return {

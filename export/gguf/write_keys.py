@@ -34,16 +34,11 @@ def describe(checkpoint: Checkpoint, row: Architecture) -> dict[str, Value]:
     """The architecture's keys, except RoPE's."""
     config = checkpoint.config
     layers = config.all_layers
-    widths = [layer.ffn_dim for layer in layers]
-    if DENSE_BLOCKS in row.keys or STEP in row.keys:  # the width of layers with experts has a key of its own
-        widths = [layer.ffn_dim for layer in layers if layer.ffn != "experts"] or widths
-    if row.single_part:
-        widths = [layer.ffn_dim if layer.mixer == "none" else 0 for layer in layers]
     keys: dict[str, Value] = {
         "context_length": config.context,
         "embedding_length": config.dim,
         "block_count": len(layers),
-        "feed_forward_length": widths[0] if len(set(widths)) == 1 else widths,
+        "feed_forward_length": _widths(config, row),
         "attention.head_count": config.n_heads,
         "attention.head_count_kv": config.n_kv_heads,
         "attention.key_length": config.head_dim,
@@ -51,7 +46,36 @@ def describe(checkpoint: Checkpoint, row: Architecture) -> dict[str, Value]:
         f"attention.layer_norm_{'rms_' if config.norm == 'rms' else ''}epsilon": config.norm_eps,
         "vocab_size": config.vocab_size,
     }
-    optional: dict[str, Value] = {
+    if config.layers[0].query_beta:
+        key = QUERY_CONTEXT if QUERY_CONTEXT in row.keys else ORIGINAL
+        keys |= {QUERY_BETA: config.layers[0].query_beta, key: config.layers[0].query_context}
+    if config.mtp is not None:
+        keys["nextn_predict_layers"] = 1
+    keys |= _state_keys(config, row)
+    if row.single_part:
+        keys |= {"attention.layer_norm_epsilon": config.norm_eps, IS_ROTATED: False}
+    if row.latent:
+        keys |= latent.latent_keys(config, row)
+    if row.activation == "xielu":
+        keys |= _xielu(checkpoint)
+    optional = _optional_keys(config, row) | _expert_keys(config, row)
+    keys |= {key: value for key, value in optional.items() if key in row.keys}
+    return keys | (gemma4.varied_keys(config) if row.varied else _windows(config, row))
+
+
+def _widths(config: ModelConfig, row: Architecture) -> int | list[int]:
+    """The width of the layers' networks: one number, or one for each layer."""
+    widths = [layer.ffn_dim for layer in config.all_layers]
+    if DENSE_BLOCKS in row.keys or STEP in row.keys:  # another key has the width of layers with experts
+        widths = [layer.ffn_dim for layer in config.all_layers if layer.ffn != "experts"] or widths
+    if row.single_part:
+        widths = [layer.ffn_dim if layer.mixer == "none" else 0 for layer in config.all_layers]
+    return widths[0] if len(set(widths)) == 1 else widths
+
+
+def _optional_keys(config: ModelConfig, row: Architecture) -> dict[str, Value]:
+    """Keys that only some architectures have."""
+    keys: dict[str, Value] = {
         "attention.scale": config.attention_scale,
         "embedding_scale": config.embedding_scale,
         "residual_scale": config.residual_scale,
@@ -60,46 +84,49 @@ def describe(checkpoint: Checkpoint, row: Architecture) -> dict[str, Value]:
         "use_parallel_residual": config.layers[0].placement == "parallel",
         IS_ROTATED: any(layer.rope >= 0 for layer in config.layers),
     }
-    if config.layers[0].query_beta:
-        key = QUERY_CONTEXT if QUERY_CONTEXT in row.keys else ORIGINAL
-        keys |= {QUERY_BETA: config.layers[0].query_beta, key: config.layers[0].query_context}
     if config.logit_soft_cap or "attn_logit_softcapping" in row.keys:
-        optional["final_logit_softcapping"] = config.logit_soft_cap
-    expert = next((layer for layer in config.layers if layer.ffn == "experts"), None)
-    if expert is not None:
-        optional |= {"expert_count": expert.n_experts, "expert_used_count": expert.n_experts_used}
-        optional["expert_feed_forward_length"] = expert.ffn_dim
-        optional["expert_shared_feed_forward_length"] = expert.shared_ffn_dim
-        optional["expert_gating_func"] = GATING[expert.router]
-        optional[DENSE_BLOCKS] = 0 if row.single_part else _dense_blocks(config)
-        optional[STEP] = _step(config, row)
-        optional["expert_weights_scale"] = expert.expert_scale
-        optional["expert_shared_count"] = 1 if row.single_part else expert.shared_ffn_dim // expert.ffn_dim
-        optional["expert_group_count"] = expert.n_expert_groups or 1
-        optional["expert_group_used_count"] = expert.n_expert_groups_used or 1
-        if "expert_weights_scale" in row.keys:  # other architectures have one rule for all models
-            optional["expert_weights_norm"] = bool(expert.expert_weights)
+        keys["final_logit_softcapping"] = config.logit_soft_cap
     if row.short_conv:
-        optional["shortconv.l_cache"] = max(layer.conv_width for layer in config.layers)
-    if config.mtp is not None:
-        keys["nextn_predict_layers"] = 1
-    recurrent = next((layer for layer in layers if layer.state_heads), None)
+        keys["shortconv.l_cache"] = max(layer.conv_width for layer in config.layers)
+    return keys
+
+
+def _expert_keys(config: ModelConfig, row: Architecture) -> dict[str, Value]:
+    """The keys of models with experts. Each architecture has only some of them."""
+    expert = next((layer for layer in config.layers if layer.ffn == "experts"), None)
+    if expert is None:
+        return {}
+    keys: dict[str, Value] = {
+        "expert_count": expert.n_experts,
+        "expert_used_count": expert.n_experts_used,
+        "expert_feed_forward_length": expert.ffn_dim,
+        "expert_shared_feed_forward_length": expert.shared_ffn_dim,
+        "expert_gating_func": GATING[expert.router],
+        DENSE_BLOCKS: 0 if row.single_part else _dense_blocks(config),
+        STEP: _step(config, row),
+        "expert_weights_scale": expert.expert_scale,
+        "expert_shared_count": 1 if row.single_part else expert.shared_ffn_dim // expert.ffn_dim,
+        "expert_group_count": expert.n_expert_groups or 1,
+        "expert_group_used_count": expert.n_expert_groups_used or 1,
+    }
+    if "expert_weights_scale" in row.keys:  # other architectures have one rule for all models
+        keys["expert_weights_norm"] = bool(expert.expert_weights)
+    return keys
+
+
+def _state_keys(config: ModelConfig, row: Architecture) -> dict[str, Value]:
+    """The keys of recurrent layers: the sizes of their states, and which layers they are."""
+    keys: dict[str, Value] = {}
+    recurrent = next((layer for layer in config.all_layers if layer.state_heads), None)
     if recurrent is not None:
         keys |= {key: getattr(recurrent, field) for key, field in STATE_FIELDS.items()}
         keys["ssm.inner_size"] = recurrent.state_heads * recurrent.state_value_dim
-    if row.single_part:
-        keys |= {"attention.layer_norm_epsilon": config.norm_eps, IS_ROTATED: False}
-    if row.latent:
-        keys |= latent.latent_keys(config, row)
-    if row.activation == "xielu":
-        keys |= _xielu(checkpoint)
     if row.delta_net:
         keys |= _recurrent_layers(config)
     elif row.is_recurrent and not row.beside:
-        attends = [layer.mixer == "attention" for layer in layers]
+        attends = [layer.mixer == "attention" for layer in config.all_layers]
         keys["attention.head_count_kv"] = [config.n_kv_heads * one for one in attends]
-    keys |= {key: value for key, value in optional.items() if key in row.keys}
-    return keys | (gemma4.varied_keys(config) if row.varied else _windows(config, row))
+    return keys
 
 
 def is_xielu(name: str) -> bool:
