@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,15 @@ from numpy.typing import NDArray
 
 from llamac import _core
 from llamac.errors import ExportError, UnsupportedError
-from llamac.export import distances, generation_config, latent
+from llamac.export import generation_config
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
 from llamac.export.drafters import ASSISTANT
 from llamac.export.flat.plan import config_records
 from llamac.export.hf import assistant, mxfp4, quantized, ternary
+from llamac.export.hf.collected import Collected, Place, collect
 from llamac.export.hf.config import parse_config
 from llamac.export.hf.families import HEAD
-from llamac.export.hf.family import Family, Module
+from llamac.export.hf.family import Family
 from llamac.export.hf.mamba_config import Factor
 from llamac.export.hf.mtp import LEFT_OUT, dequantized, with_mtp
 from llamac.export.hf.pairs import pair_metadata
@@ -363,19 +364,6 @@ def _is_tied(family: Family, config: HfConfig, stored: Stored, names: dict[str, 
     return False
 
 
-@dataclass
-class Collected:
-    """The tensors found so far among those that the config requires."""
-
-    tensors: dict[str, LazyTensor] = field(default_factory=dict)
-    heads: dict[str, list[LazyTensor]] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
-
-    def all(self) -> dict[str, LazyTensor]:
-        """The tensors by canonical name."""
-        return self.tensors | {name: LazyTensor.stacked(heads) for name, heads in self.heads.items()}
-
-
 def _canonical_or_without_mtp(
     config: HfConfig, stored: Stored, names: dict[str, str], warnings: list[str]
 ) -> tuple[HfConfig, dict[str, LazyTensor]]:
@@ -410,7 +398,8 @@ def _canonical(family: Family, config: HfConfig, stored: Stored, names: dict[str
                     collected.problems.append(f"missing: {'' if module is head else family.prefix}{name}{why}")
                     continue
                 parts = {part: shapes[part] for part in module.part_names(kind, **index)}
-                collect(collected, module, full_name, stored[full_name], parts, config.model, index["l"], index["h"])
+                place = Place(module, parts, config.model, index["l"], index["h"])
+                collect(collected, place, full_name, stored[full_name])
         for kind in module.kinds(config.biases):
             for name in module.unused_names(config.model, kind):
                 unused.pop(name, None)
@@ -473,95 +462,10 @@ def _zeros(family: Family, shapes: dict[str, tuple[int, ...]]) -> dict[str, Lazy
     return {name: LazyTensor.of(np.zeros(shapes[name], np.float32)) for name in names}
 
 
-def collect(
-    collected: Collected,
-    module: Module,
-    full_name: str,
-    tensor: StoredTensor,
-    parts: dict[str, tuple[int, ...]],
-    model: ModelConfig,
-    layer: int,
-    head: int = 0,
-) -> None:
-    """Add the parts of a stored tensor, or its problem, to `collected`."""
-    is_transposed = module.transposed and len(tensor.shape) == 2
-    needed = next(iter(parts.values())) if module.shared else _stacked(list(parts.values()))
-    if module.absorbed:
-        record = model.all_layers[layer]
-        heads = record.n_heads or model.n_heads
-        needed = (heads * (record.qk_nope_head_dim + record.v_head_dim), record.kv_lora_rank)
-    if module.bucketed:
-        needed = (distances.BUCKETS, model.n_heads)
-    if is_transposed:
-        needed = needed[::-1]
-    if module.one_row:
-        needed = (1, *needed)
-    is_taps = module.taps and next(iter(parts)).endswith(".weight")
-    if is_taps:
-        width = model.all_layers[layer].conv_width
-        needed = (needed[0] // width, 1, width)
-    if "{h}" in module.name:
-        first, last = module.span(model, model.all_layers[layer], head, needed[0])
-        needed = (tensor.shape[0] if is_taps and tensor.shape else last - first, *needed[1:])
-    if tensor.shape != needed:
-        collected.problems.append(f"misshaped: {full_name} is {tensor.shape}, the config requires {needed}")
-        return
-    if tensor.dtype not in WEIGHT_DTYPES:
-        collected.problems.append(f"dtype: {full_name} is {tensor.dtype}, expected one of {', '.join(WEIGHT_DTYPES)}")
-        return
-    if is_transposed:
-        if tensor.is_by_rows:
-            what = "has factors for rows or groups of columns, which are not read for a matrix (inputs, outputs)"
-            collected.problems.append(f"unsupported: {full_name} {what}")
-            return
-        tensor = tensor.transposed
-    if module.one_row:
-        tensor = replace(tensor, shape=tensor.shape[1:], strides=tensor.strides[1:])
-    if is_taps:
-        tensor = replace(tensor, shape=tensor.shape[::2], strides=tensor.strides[::2])
-    lazy = tensor.lazy().by_columns() if is_taps and "{h}" not in module.name else tensor.lazy()
-    if (order := module.order(model, model.all_layers[layer], needed[0])) is not None:
-        lazy = lazy.in_order(order)
-    if module.bucketed:
-        lazy = distances.by_distance(lazy)
-    if module.absorbed:
-        record = model.all_layers[layer]
-        halves = latent.split(lazy, record.n_heads or model.n_heads, record.qk_nope_head_dim)
-        collected.tensors.update(zip(parts, halves, strict=True))
-    elif module.shared:
-        collected.tensors.update(dict.fromkeys(parts, lazy))
-    elif "{h}" in module.name:
-        for part, shape in parts.items():
-            tensors = collected.heads.setdefault(part, [])
-            tensors.append(lazy)
-            if is_taps and len(tensors) == module.n_heads(model):
-                joined = LazyTensor.stacked(collected.heads.pop(part)).by_columns()
-                if joined.shape != shape:
-                    collected.problems.append(f"misshaped: {full_name} and its like have {joined.shape}, not {shape}")
-                collected.tensors[part] = joined
-    else:
-        for part, rows in _split(lazy, parts):
-            rows = rows.times(model.dim**-0.5) if module.times_root else rows
-            is_less = module.plus_one and part.endswith(".weight")
-            collected.tensors[part] = rows.plus(1) if is_less else rows.minus_exp() if module.log else rows
-
-
 def canonical_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     """The shape of every tensor that a model can have."""
     slots = _core.slots(*config_records(Checkpoint(model, {})))
     return {name: (rows, columns) if is_matrix else (columns,) for name, _, is_matrix, rows, columns in slots}
-
-
-def _stacked(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
-    return (sum(shape[0] for shape in shapes), *shapes[0][1:])
-
-
-def _split(tensor: LazyTensor, parts: dict[str, tuple[int, ...]]) -> Iterator[tuple[str, LazyTensor]]:
-    """The parts of a tensor that concatenates them along the output dimension."""
-    first = 0
-    for part, shape in parts.items():
-        yield part, tensor.rows(first, first + shape[0])
-        first += shape[0]
 
 
 def _used_positions(config: HfConfig, stored: Stored, names: dict[str, str]) -> Stored:

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export.checkpoint import LazyTensor, ModelConfig
+from llamac.export.hf.collected import Collected, Place, collect
 from llamac.export.hf.families import ENCODERS, FAMILIES, HEAD
 from llamac.export.hf.family import Family
-from llamac.export.hf.model import Collected, canonical_shapes, collect, in_order
+from llamac.export.hf.model import canonical_shapes, in_order
 from llamac.export.hf.safetensors_file import read_safetensors
 from llamac.export.hf.torch_file import read_torch
 from llamac.export.lora import config
@@ -331,7 +332,7 @@ class _Reading:
             self.problems.append(f"surplus: {name}.{kind} {tensor.shape}")
             return
         module = module if columns == 0 else replace(module, transposed=False, plus_one=False)
-        collect(collected, module, f"{name}.{kind}", tensor, shapes, self._model, index["l"])
+        collect(collected, Place(module, shapes, self._model, index["l"]), f"{name}.{kind}", tensor)
 
 
 def _expert_reader(whole: Callable[[], Floats], start: int, expert: int, n: int) -> Callable[[int, int], Floats]:
