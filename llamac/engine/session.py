@@ -81,27 +81,29 @@ class Session(Generating, Copyable, Savable, Closeable):
         draft_model = draft_model_of(model, draft_model, defaults.draft_model)
         settings = defaults.overridden(kv_dtype=kv_dtype, threads=threads, isa=isa, numerics=numerics, device=device)
         arguments.check_session_names(settings.kv_dtype, settings.isa, settings.numerics)
-        self._drafting: Drafter | None = None  # opened on first use
-        self._n_drafted = 1  # number of sequences for which a model drafts at a time
+        self._model = model
         self._numerics = settings.numerics
+        self._n_sequences = sequences
+        self._n_prompt = 0  # positions up to the end of the last prefill
+        self._mu: float | None = None  # mirostat's state; None: no `sample` since the last prefill
+        self._computes = _computes
+        self._work = work_of(model)
         is_auto = settings.device == AUTO
         self._device = model._on_device(settings.device)
         self._falls_back = is_auto and self._device != "cpu"  # to the CPU if the device fails
+        self._replacement: Session | None = None  # the session that then computes the tokens again
         draft_model = beside(model, self._device, draft_model, is_auto=is_auto)
         self._draft_model = None if is_drafter(draft_model) else draft_model
-        self._replacement: Session | None = None  # what then computes the tokens again
+        self._drafting: Drafter | None = None  # opened on first use
+        self._n_drafted = 1  # number of sequences for which a model drafts at a time
         # an explicit number of threads is fixed; the default follows the machine
         self._default_threads: machine.DefaultThreads | None = None
         threads = settings.threads
         if threads is None:
             self._default_threads = machine.DefaultThreads(model.weight_bytes)
             threads = self._default_threads.now()
-        announce_nodes()
         self._threads = threads
-        self._n_sequences = sequences
-        self._n_prompt = 0  # positions up to the end of the last prefill
-        self._mu: float | None = None  # mirostat's state; None: no `sample` since the last prefill
-        self._model = model
+        announce_nodes()
         self._core = _core.Session(
             model._core,
             sequences=sequences,
@@ -113,12 +115,7 @@ class Session(Generating, Copyable, Savable, Closeable):
             on_device=self._device != "cpu",
             drafter=reader_of(draft_model),
         )
-        if self._device != "cpu":
-            self._long_work = LONG_WORK_DEVICE
-        else:
-            self._long_work = LONG_WORK_SCALAR if self.isa == "scalar" else LONG_WORK
-        self._work = work_of(model)
-        self._computes = _computes
+        self._long_work = self._least_long_work()
         try:
             self._head = head_of(self, draft_model) if _computes else None  # drafts if there is no whole draft model
         except BaseException:
@@ -126,6 +123,12 @@ class Session(Generating, Copyable, Savable, Closeable):
             raise
         model._sessions.add(self)
         model._memory.admit(self)
+
+    def _least_long_work(self) -> int:
+        """The least work of an eval that a helper thread computes, so that Ctrl-C can interrupt it."""
+        if self._device != "cpu":
+            return LONG_WORK_DEVICE
+        return LONG_WORK_SCALAR if self.isa == "scalar" else LONG_WORK
 
     # ---- facts
 
