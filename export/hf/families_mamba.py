@@ -221,15 +221,18 @@ FALCON_H1 = Family(
 )
 
 # Layers have attention, whose RoPE rotates half of a head, or Mamba 2.
-BAMBA = replace(
-    FALCON_H1,
+BAMBA = Family(
     model_type="bamba",
     architectures=("BambaForCausalLM",),
     bare="BambaModel",
-    modules=tuple(
-        replace(module, bias="mamba_proj_bias" if module.bias == "projectors_bias" else module.bias, only=only)
-        for module in FALCON_H1.modules
-        for only in ["attention" if ".self_attn." in module.name else module.only]
+    modules=(
+        EMBEDDING,
+        norm("input_layernorm", "attn_norm"),
+        *(replace(module, only="attention") for module in attention("attention_bias")),
+        *mamba2("mamba", proj_bias="mamba_proj_bias", conv_bias="mamba_conv_bias", out_bias="mamba_proj_bias"),
+        norm("pre_ff_layernorm", "ffn_norm"),
+        *(Module(f"{L}feed_forward.{x}_proj", (f"{L}ffn_{x}",), bias="mlp_bias") for x in ("gate", "up", "down")),
+        Module("final_layernorm", ("output_norm",)),
     ),
     keys={
         **COMMON,
