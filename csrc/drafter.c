@@ -61,7 +61,7 @@ int session_check_pair(const struct llamac_model *drafter, const struct llamac_m
 
 int session_check_trunk(const struct llamac_model *drafter, const struct llamac_session *trunk, llamac_error *err) {
     const struct config *c = drafter->config;
-    if (!c->drafter && trunk) return bad_argument(err, "the session has a trunk, but its model is no drafter");
+    if (!c->drafter && trunk) return bad_argument(err, "the session has a trunk, but its model is not a drafter");
     if (!c->drafter) return 0;
     if (!trunk)
         return err_set(err, LLAMAC_UNSUPPORTED, "the model is a drafter, which cannot run alone: it predicts tokens "

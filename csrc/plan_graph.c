@@ -224,9 +224,9 @@ int llamac_plan_open_trunk(llamac_plan *plan, const llamac_model *model, const i
 int llamac_plan_open_drafter(llamac_plan *plan, const llamac_model *drafter, const llamac_model *trunk, int is_further,
                              llamac_error *err) {
     *plan = (llamac_plan){ 0 };
-    if (!drafter->config->drafter) return bad_argument(err, "the model is no drafter");
+    if (!drafter->config->drafter) return bad_argument(err, "the model is not a drafter");
     if (is_further && !is_eagle(drafter))
-        return bad_argument(err, "is_further is %d, expected 0: the drafter is no EAGLE-3 head", is_further);
+        return bad_argument(err, "is_further is %d, expected 0: the drafter is not an EAGLE-3 head", is_further);
     if (drafter->config->n_clusters && drafter->output.lora)
         return err_set(err, LLAMAC_UNSUPPORTED, "the drafter has an adapter of its output matrix, whose rows are in "
                        "clusters: llamac computes this only on the CPU");

@@ -331,7 +331,7 @@ static void pairs_that_do_not_match_are_refused(void) {
     t = tiny_latent, t.dim = 36, t.vocab = VOCAB, t.window = 0, d.window = 0, d.n_kv_heads = 1, d.head_dim = 38;
     check_refusal(d, t, "its layer 0 has latents 0, but layer 3 of the model, whose keys it would read, has 32");
     t = tiny_encoder, check_refusal(d, t, "the trunk of a drafter is an encoder");
-    check_refusal(trunk_shape, trunk_shape, "the session has a trunk, but its model is no drafter");
+    check_refusal(trunk_shape, trunk_shape, "the session has a trunk, but its model is not a drafter");
 }
 
 static void impossible_sessions_and_rows_are_refused(void) {
@@ -380,10 +380,10 @@ static void impossible_plans_are_refused(void) {
     open_pair(CLUSTERS);
     CHECK(llamac_plan_open(&plan, drafter, 0, &err) && err.code == LLAMAC_UNSUPPORTED &&
           strstr(err.message, "whose plan depends on the model that it drafts for"), "%s", err.message);
-    CHECK(llamac_plan_open_drafter(&plan, model, model, 0, &err) && strstr(err.message, "the model is no drafter"),
+    CHECK(llamac_plan_open_drafter(&plan, model, model, 0, &err) && strstr(err.message, "the model is not a drafter"),
           "%s", err.message);
-    CHECK(llamac_plan_open_drafter(&plan, drafter, model, 1, &err) && strstr(err.message, "is no EAGLE-3 head"), "%s",
-          err.message);
+    CHECK(llamac_plan_open_drafter(&plan, drafter, model, 1, &err) && strstr(err.message, "is not an EAGLE-3 head"),
+          "%s", err.message);
     CHECK(llamac_plan_open_drafter(&plan, drafter, drafter, 0, &err) && strstr(err.message, "is itself a drafter"),
           "%s", err.message);
     const size_t a_bytes = llamac_matrix_bytes(LLAMAC_F32, 1, 24), b_bytes = llamac_matrix_bytes(LLAMAC_F32, VOCAB, 1);

@@ -352,7 +352,7 @@ static void impossible_pairs_and_rows_are_refused(void) {
           strstr(err.message, "the model has no matrix token_embedding.weight"), "%s", err.message);
     llamac_session *trunk = open_trunk(1), *h = open_head(trunk, 1);
     refuse(head, (llamac_session_options){ 0 }, "which cannot run alone");
-    refuse(model, (llamac_session_options){ .trunk = trunk }, "its model is no drafter");
+    refuse(model, (llamac_session_options){ .trunk = trunk }, "its model is not a drafter");
     refuse(model, (llamac_session_options){ .drafter = model }, "it is not an EAGLE-3 head");
     refuse(head, (llamac_session_options){ .trunk = h }, "itself a drafter");
     refuse(head, (llamac_session_options){ .trunk = trunk, .mtp = 1 }, "the model has no MTP layer");
