@@ -33,9 +33,18 @@ class Keys:
 
     def wrong(self, key: str, expected: str) -> None:
         """Record that a key has a wrong value."""
+        self.problems.append(f"{self._shown(key)}, expected {expected}")
+
+    def unknown(self, key: str) -> None:
+        """Record that llamac does not know a key."""
+        what = "llamac does not know this key, which could change what the model computes"
+        self.problems.append(f"{self._shown(key)}: {what}")
+
+    def _shown(self, key: str) -> str:
+        """A key and its value for a message."""
         value = repr(self._values.get(key))
         shown = value if len(value) <= 80 else value[:77] + "..."
-        self.problems.append(f"{key_name(self._architecture, key)} is {shown}, expected {expected}")
+        return f"{key_name(self._architecture, key)} is {shown}"
 
     def value(self, key: str) -> Any:
         """The value, or its default."""
@@ -101,7 +110,7 @@ class Keys:
             if key in self._known or key in HARMLESS_KEYS:
                 continue
             if key not in NEUTRAL_KEYS:
-                self.wrong(key, "no such key: llamac does not know it, and it could change what the model computes")
+                self.unknown(key)
             elif value not in NEUTRAL_KEYS[key]:
                 allowed = " or ".join(map(str, NEUTRAL_KEYS[key]))
                 self.wrong(key, f"{allowed}: other values are not supported for this architecture")

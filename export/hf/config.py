@@ -163,7 +163,9 @@ def text_config(values: dict[str, Any], family: Family, warnings: list[str]) -> 
             f"{shortened(values.get('model_type'))}, only {kinds} is supported"
         )
     if not isinstance(text, dict):
-        raise ExportError(f"config.json: text_config is {shortened(text)}, expected an object, of the language model")
+        raise ExportError(
+            f"config.json: text_config is {shortened(text)}, expected an object: the config of the language model"
+        )
     # versions of transformers that write text_config keep the keys that an older one wrote, and ignore them
     known = {*text, *family.keys} - {*OUTSIDE_TEXT, *OF_IMAGES} if family.flat_text and text else set()
     known |= {key for key in text if key in values and values[key] == text[key]}

@@ -1,6 +1,6 @@
 """Reads EAGLE-3 heads, which draft for another model. A directory has config.json and weights, but no tokenizer.
 
-A head consists of layers of LLaMA or Qwen3, of which the first has inputs of its own (csrc/eagle.h). Two layouts are in
+A head consists of layers of LLaMA or Qwen3. The first of them has other inputs (csrc/eagle.h). Two layouts are in
 use: that of EAGLE and SGLang (`midlayer.*`), whose config.json is LLaMA's with a few more keys, and that of the library
 `speculators` (`layers.0.*`), whose config.json has the layers' keys in `transformer_layer_config`.
 """
@@ -250,7 +250,7 @@ class _Head:
                 if keys.value(name) != expected:
                     keys.wrong(name, f"{expected}: llamac does not compute other heads")
         for key in self._eagle.unused():
-            self._eagle.wrong(key, "no such key: llamac does not know it, and it could change what the head computes")
+            self._eagle.unknown(key)
         self._keys.problems += self._eagle.problems
 
 

@@ -52,8 +52,18 @@ class Keys:
 
     def wrong(self, key: str, expected: str) -> None:
         """Record that a key has a wrong value."""
-        found = "null" if key in self.nulls else shortened(self.values[key]) if key in self.values else "missing"
-        self.problems.append(f"{self.prefix}{key} is {found}, expected {expected}")
+        self.problems.append(f"{self.prefix}{key} is {self._shown(key)}, expected {expected}")
+
+    def unknown(self, key: str) -> None:
+        """Record that llamac does not know a key."""
+        what = "llamac does not know this key, which could change what the model computes"
+        self.problems.append(f"{self.prefix}{key} is {self._shown(key)}: {what}")
+
+    def _shown(self, key: str) -> str:
+        """The value of a key for a message."""
+        if key in self.nulls:
+            return "null"
+        return shortened(self.values[key]) if key in self.values else "missing"
 
     def value(self, key: str) -> Any:
         """The value, or None."""
@@ -168,7 +178,7 @@ class Keys:
         known = HARMLESS.union(checked, readable if self.problems else ())
         for key in self.unused():
             if key not in known:
-                self.wrong(key, "no such key: llamac does not know it, and it could change what the model computes")
+                self.unknown(key)
         if self.problems:
             problems = "\n  ".join(self.problems)
             raise ExportError(f"config.json cannot be converted:\n  {problems}")

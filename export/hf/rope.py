@@ -11,7 +11,7 @@ from llamac.export.hf.family import Family
 from llamac.export.hf.keys import Keys, shortened
 from llamac.export.rope import Rope, make_rope
 
-PROPORTIONAL = "proportional"  # the frequencies of whole heads, of which only the first ones rotate
+PROPORTIONAL = "proportional"  # the frequencies of whole heads; only the first ones rotate
 # Keys of rope_parameters besides rope_type and rope_theta: required and optional ones per type.
 ROPE_KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "default": ((), ()),
@@ -102,7 +102,7 @@ def rope_parameters(
             nested.wrong(kind, "an object")
             parts[kind] = {}
     for key in nested.unused():
-        nested.wrong(key, f"no such key: expected {FULL} and {SLIDING}")
+        nested.wrong(key, f"only {FULL} and {SLIDING} in {name}")
     keys.problems += nested.problems
     bases = {FULL: theta, SLIDING: local}
     return {kind: readers[kind].read(f"{name}.{kind}", parts[kind], bases[kind]) for kind in parts}
@@ -200,7 +200,7 @@ class _Reader:
             if key in ANY_ROPE_KEY:
                 self.warnings.append(f"config.json: {key} has no effect for RoPE of type {kind!r}: ignored")
             else:
-                inner.wrong(key, "no such key: it is unknown here, and could change what the model computes")
+                inner.unknown(key)
         self.keys.problems += inner.problems
         return RopeParameters(kind, dim, parameters)
 

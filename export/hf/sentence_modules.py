@@ -158,7 +158,7 @@ def _answers(folder: Path, name: str, settings: Keys, model: ModelConfig) -> dic
     if yes is None and not keys.problems:
         keys.need("true_token_id")
     if keys.problems or keys.unused():
-        raise ExportError(f"{path}: {'; '.join([*keys.problems, *(f'{key}: no such key' for key in keys.unused())])}")
+        raise ExportError(f"{path}: {'; '.join([*keys.problems, *(f'{key}: unknown key' for key in keys.unused())])}")
     function = settings.value("activation_fn")
     activation = "sigmoid" if function is None else score_activation(function, MODEL_SETTINGS)
     return {"answers": {"ids": [yes] if no is None else [yes, no], "activation": activation}}
@@ -229,7 +229,7 @@ def _read_dense(folder: Path, part: str, columns: int, tensors: dict[str, LazyTe
         )
     if keys.flag("use_residual", default=False):
         raise UnsupportedError(f"{folder / 'config.json'}: use_residual is true, which llamac does not compute")
-    keys.problems += [f"{key}: no such key, and it could change the embedding" for key in keys.unused()]
+    keys.problems += [f"{key}: unknown key, which could change the embedding" for key in keys.unused()]
     if keys.problems:
         raise ExportError(f"{folder / 'config.json'}: {'; '.join(keys.problems)}")
     if kind not in ACTIVATIONS:

@@ -282,7 +282,7 @@ def _explanation(report: Report) -> list[str]:
     if not verdict.causes:
         lines.append(
             f"the file is wrong: its weights, computed with float64, differ from the reference in the same stage "
-            f"({verdict.error:.1e}); no correction that llamac knows explains it, and no pair of them"
+            f"({verdict.error:.1e}); no known correction explains it, and no pair of them"
         )
     if verdict.not_searched:
         lines.append(f"not searched to the end, since it takes too long: {', '.join(verdict.not_searched)}")

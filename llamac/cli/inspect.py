@@ -142,7 +142,7 @@ def describe_machine() -> Facts:
         "python": platform.python_version(),
         **describe_processor(plan),
         "isa": forced or machine.best_isa(),
-        "isa_reason": "LLAMAC_ISA asks for it" if forced else "the best that this processor runs",
+        "isa_reason": "LLAMAC_ISA selects it" if forced else "the best that this processor runs",
         "isas": dict(_core.isas()),
         "threads": plan.threads,
         "threads_reason": plan.reason(),

@@ -92,7 +92,7 @@ def answer_file(
         if value is not None and value < 1:
             raise ArgumentError(f"{name} is {value}, expected at least 1")
     if STANDARD in (source, output):
-        raise ArgumentError("a batch on a cluster has files: - is not one")
+        raise ArgumentError("a batch on a cluster reads and writes files: expected paths, not -")
     import ray
 
     if not ray.is_initialized():
@@ -108,7 +108,7 @@ def answer_file(
         try:
             fingerprint: str = ray.get(ray.remote(num_cpus=cpus)(_fingerprint).remote(settings))
         except ray.exceptions.RayTaskError as error:
-            raise error.cause from None  # as it was raised there: it says what is wrong with the model
+            raise error.cause from None  # the worker's own error describes what is wrong with the model
         with Output(output, lines, fingerprint) as results:
             left = [line for line in lines.lines if line.id not in results.done]
             done, errors = set(results.done), results.errors

@@ -145,7 +145,7 @@ def check_certificate(certificate: StrPath, key: StrPath) -> None:
                 raise ArgumentError(f"{option} {path}: expected a PEM file, with a line -----BEGIN {what}-----")
 
     def password() -> str:
-        hint = "llamac asks for no password: store the key without one (openssl pkey -in FILE -out OTHER)"
+        hint = "llamac does not ask for passwords: store the key without one (openssl pkey -in FILE -out OTHER)"
         raise ArgumentError(f"--tls-key {key}: the key is encrypted, and {hint}")
 
     try:

@@ -96,7 +96,7 @@ def _ids(path: Path, found: NDArray[Any]) -> array[int]:
     if len(found) > MAX_TOKENS:
         raise ArgumentError(f"{path} holds {len(found)} ids, more than any context")
     if len(found) and not 0 <= int(found.min()) <= int(found.max()) < 1 << 31:
-        raise ArgumentError(f"{path} holds numbers from {found.min()} to {found.max()}, which are no token ids")
+        raise ArgumentError(f"{path} holds numbers from {found.min()} to {found.max()}, expected token ids")
     return array("i", found.tolist())
 
 
@@ -118,5 +118,5 @@ def _npy(path: Path) -> NDArray[Any]:
     try:
         found = np.load(path, mmap_mode="r", allow_pickle=False)
     except Exception as error:  # NumPy's parser of headers raises several kinds
-        raise ArgumentError(f"{path} is no .npy file that NumPy reads: {error}") from None
+        raise ArgumentError(f"{path} is not a .npy file that NumPy can read: {error}") from None
     return np.asarray(found)

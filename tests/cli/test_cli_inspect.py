@@ -206,7 +206,7 @@ def test_inspect_without_a_model_describes_the_machine(
     assert facts["isa_reason"] == "the best that this processor runs"
     monkeypatch.setenv("LLAMAC_ISA", "scalar")
     facts = json.loads(llamac_command("inspect", "--json").out)
-    assert (facts["isa"], facts["isa_reason"]) == ("scalar", "LLAMAC_ISA asks for it")
+    assert (facts["isa"], facts["isa_reason"]) == ("scalar", "LLAMAC_ISA selects it")
     monkeypatch.setenv("LLAMAC_ISA", "sse9")
     llamac_command("inspect").refuses_with("LLAMAC_ISA is 'sse9'")
 

@@ -297,7 +297,7 @@ def test_wrong_certificates_and_keys_are_refused(certificate_and_key: tuple[Path
     broken.write_text("-----BEGIN CERTIFICATE-----\nx\n-----END CERTIFICATE-----\n")
     messages = {
         (certificate, other): f"--tls-key {other}: this is not the key of the certificate {certificate}",
-        (certificate, locked): f"--tls-key {locked}: the key is encrypted, and llamac asks for no password",
+        (certificate, locked): f"--tls-key {locked}: the key is encrypted, and llamac does not ask for passwords",
         (certificate, certificate): f"--tls-key {certificate}: expected a PEM file, with a line -----BEGIN PRIVATE KEY",
         (key, key): f"--tls-cert {key}: expected a PEM file, with a line -----BEGIN CERTIFICATE-----",
         (broken, key): f"--tls-cert {broken} and --tls-key {key}: ",

@@ -203,11 +203,11 @@ def test_inputs_that_are_no_ids_are_refused(model: Path, tmp_path: Path, llamac_
         (np.zeros(64, np.float32), "expected floats of shape (n, dim)"),
         (np.zeros((0, 64), np.float32), "there is nothing to trace"),
         (np.zeros((3, 4), np.int32), "expected whole numbers of shape (n)"),
-        (np.array([1, -1]), "holds numbers from -1 to 1, which are no token ids"),
+        (np.array([1, -1]), "holds numbers from -1 to 1, expected token ids"),
         (np.array([], np.int32), "there is nothing to trace"),
         (np.full((3, 64), 1e300), "embeddings that are not finite"),
         (np.array([1, 1 << 20]), "the token id 1048576, expected 0 to"),
-        (np.array(["x"], object), "no .npy file that NumPy reads"),
+        (np.array(["x"], object), "not a .npy file that NumPy can read"),
     ):
         np.save(path, array)
         refused(path, part)
@@ -216,7 +216,7 @@ def test_inputs_that_are_no_ids_are_refused(model: Path, tmp_path: Path, llamac_
     llamac_command("trace", model, "--inputs", path, *more).refuses_with("there is nothing to trace")
     for header in ("{" * 9, "{'descr': ('<i4',), 'fortran_order': False, 'shape': (1,)}"):  # damaged files
         path.write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode())
-        refused(path, "no .npy file that NumPy reads")
+        refused(path, "not a .npy file that NumPy can read")
     other = tmp_path / "other.safetensors"
     only = ("--stage", "logits")
     assert llamac_command("trace", model, "-i", "x", "--dump", other, *only).code == 0

@@ -333,7 +333,7 @@ def test_a_reranker_does_nothing_else(tmp_path: Path, exported: Callable[..., Pa
         ({"id2label": {"0": "a", "1": "b"}}, "a classifier with 2 classes"),
         ({"id2label": None}, "a classifier with 2 classes"),
         ({"architectures": ["Qwen3ForTokenClassification"]}, "which is not a language model of the family 'qwen3'"),
-        ({"mystery": 3}, "mystery is 3, expected no such key"),
+        ({"mystery": 3}, "mystery is 3: llamac does not know this key"),
         (
             {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Tanh"}},
             "the activation of scores is 'torch.nn.modules.activation.Tanh'",

@@ -117,7 +117,7 @@ def test_wrong_modules_are_errors(folder: Path) -> None:
         ("module_input_name", "token_embeddings", "makes 'token_embeddings' from 'token_embeddings'; supported"),
         ("module_output_name", "scores", "makes 'scores' from 'sentence_embedding'; supported are modules that change"),
         ("use_residual", True, "use_residual is true, which llamac does not compute"),
-        ("mystery", 3, "mystery: no such key, and it could change the embedding"),
+        ("mystery", 3, "mystery: unknown key, which could change the embedding"),
     ],
 )
 def test_keys_of_dense_modules_that_change_the_embedding_are_refused(
@@ -158,7 +158,7 @@ def test_a_reranker_that_is_a_language_model_can_list_its_score(checkpoint_folde
         ({}, "true_token_id is missing"),
         ({"true_token_id": 10**6}, "true_token_id is 1000000"),
         ({"true_token_id": 1, "module_input_name": "scores"}, "module_input_name is 'scores', expected causal_logits"),
-        ({"true_token_id": 1, "mystery": 3}, "mystery: no such key"),
+        ({"true_token_id": 1, "mystery": 3}, "mystery: unknown key"),
     ):
         write_json(path, wrong)
         with pytest.raises(ExportError, match=message):
@@ -211,13 +211,13 @@ def test_old_names_and_other_heads_are_read(folder: Path) -> None:
         (BERT, {"is_decoder": True}, "is_decoder is True"),
         (BERT, {"add_cross_attention": True}, "cross-attention"),
         (BERT, {"hidden_act": "mish"}, "hidden_act 'mish' is not supported"),
-        (BERT, {"embedding_size": 128}, "embedding_size is 128, expected no such key"),
+        (BERT, {"embedding_size": 128}, "embedding_size is 128: llamac does not know this key"),
         (BERT, {"num_attention_heads": 7}, "num_attention_heads is 7, expected a divisor of hidden_size"),
         (BERT, {"architectures": ["BertForTokenClassification"]}, "BertForTokenClassification'?, which is not"),
         (XLM, {"pad_token_id": 64}, "pad_token_id is 64"),
         (MPNET, {"pad_token_id": 0}, "pad_token_id is 0"),
         (MPNET, {"relative_attention_num_buckets": 64}, "relative_attention_num_buckets is 64"),
-        (MPNET, {"type_vocab_size": 2}, "type_vocab_size is 2, expected no such key"),
+        (MPNET, {"type_vocab_size": 2}, "type_vocab_size is 2: llamac does not know this key"),
         (DISTIL, {"layer_norm_eps": 1e-5}, "layer_norm_eps is 1e-05"),
         (DISTIL, {"dim": 40, "hidden_size": 80}, "dim is 40, but hidden_size is 80"),
         (DISTIL, {"architectures": ["DistilBertForTokenClassification"]}, "which is not a model of embeddings"),
@@ -227,9 +227,9 @@ def test_old_names_and_other_heads_are_read(folder: Path) -> None:
         (GTE, {"logn_attention_scale": True}, "logn_attention_scale is True"),
         (GTE, {"layer_norm_type": "rms_norm"}, "layer_norm_type is 'rms_norm'"),
         (GTE, {"position_embedding_type": "absolute"}, "position_embedding_type is 'absolute'"),
-        (GTE, {"rope_parameters": {"type": "ntk", "factor": 8.0, "mixed_b": 0.6}}, "mixed_b is 0.6, expected no such"),
+        (GTE, {"rope_parameters": {"type": "ntk", "factor": 8.0, "mixed_b": 0.6}}, "mixed_b is 0.6: llamac does not"),
         (EURO, {"rope_scaling": {"type": "ntk", "factor": 8.0}}, "has the type 'ntk'; supported are default"),
-        (EURO, {"mystery": 3}, "mystery is 3, expected no such key"),
+        (EURO, {"mystery": 3}, "mystery is 3: llamac does not know this key"),
         (SCORES, {"id2label": {"0": "a", "1": "b"}}, "a classifier with 2 classes"),
         (SCORES, {"id2label": None}, "a classifier with 2 classes"),
         (

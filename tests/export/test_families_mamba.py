@@ -91,7 +91,7 @@ def test_keys_of_nemotron_h_that_are_not_computed_or_contradict_each_other_are_r
         ({"moe_latent_size": 0}, "moe_latent_size is 0, expected an integer from 1"),
         ({"n_group": 3}, "n_group is 3, expected a divisor of the number of experts, 128"),
         ({"mamba_n_groups": 4}, "mamba_n_groups is 4, but n_groups is 8"),
-        ({"new_key": 1}, "new_key is 1, expected no such key"),
+        ({"new_key": 1}, "new_key is 1: llamac does not know this key"),
     ]
     for changes, message in wrong:
         with pytest.raises(ExportError, match=message):

@@ -54,7 +54,7 @@ def test_published_configs_of_gemma4_give_the_expected_models() -> None:
         ({"per_layer_config": {"0": {"sliding_window": 5}}}, "per_layer_config is .*head_dim of some"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_scaling"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope_theta is missing"),
-        ({"rope_theta": 1e4}, "rope_theta is 10000.0, expected no such key"),
+        ({"rope_theta": 1e4}, "rope_theta is 10000.0: llamac does not know this key"),
     ],
 )
 def test_wrong_keys_of_gemma4_are_refused_by_name(change: Config, message: str) -> None:

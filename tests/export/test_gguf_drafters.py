@@ -133,7 +133,7 @@ def without(name: str) -> Change:
         (with_key("target_hidden_size", None), "eagle3.target_hidden_size is missing"),
         (with_key("norm_before_fc", 2), "eagle3.norm_before_fc is 2, expected true or false"),
         (with_key("norm_before_fc", True), "missing: enc.output_norm.weight (144,)"),
-        (with_key("norm_output", True), "eagle3.norm_output is True, expected no such key"),
+        (with_key("norm_output", True), "eagle3.norm_output is True: llamac does not know this key"),
         (with_key("vocab_size", "many"), "eagle3.vocab_size is 'many', expected the number of the model's tokens"),
         (with_tensor("d2t", lambda ids: ids[::-1]), "d2t: the 97 ids that it encodes do not ascend"),
         (with_tensor("d2t", lambda ids: ids + 300), "d2t: the 97 ids that it encodes do not ascend"),

@@ -460,7 +460,7 @@ def test_lists_of_nemotron_h_say_what_each_block_is(folder: Callable[[str], Path
     for wrong, message in (
         ({"feed_forward_length": [0, 20, 0, 20]}, "feed_forward_length is .*, expected an integer from 0 to"),
         ({"attention.head_count_kv": [0, 0, 2, 0]}, "head_count_kv is .*, expected one number of heads, or 0"),
-        ({"moe_latent_size": 8}, "moe_latent_size is 8, expected no such key"),
+        ({"moe_latent_size": 8}, "moe_latent_size is 8: llamac does not know this key"),
     ):
         with pytest.raises(ExportError, match=message):
             gguf_model.read(write_gguf(tmp_path / "o.gguf", config, weights, changes=wrong), [])

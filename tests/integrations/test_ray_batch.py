@@ -114,7 +114,7 @@ def test_what_cannot_be_computed_is_refused_before_anything_is_written(made: Mad
     ):
         with pytest.raises(ArgumentError, match=message):
             answer_file(str(made.source), str(output), model=str(made.model), **settings)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="a batch on a cluster has files"):
+    with pytest.raises(ArgumentError, match="a batch on a cluster reads and writes files"):
         answer_file("-", str(output), model=str(made.model))
     with pytest.raises(FileNotFoundError, match=r"none\.bin"):
         answer_file(str(made.source), str(output), model=str(tmp_path / "none.bin"), **SETTINGS)

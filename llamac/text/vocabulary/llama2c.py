@@ -111,7 +111,7 @@ def to_llama2c(vocabulary: Vocabulary) -> bytes:
     texts[1:3] = LLAMA2C_HEAD[1:3]
     if texts[: len(LLAMA2C_HEAD)] != LLAMA2C_HEAD:
         raise ExportError(
-            "llama2.c needs <unk>, BOS, EOS and the byte pieces as tokens 0 to 258; this tokenizer has others there"
+            "llama2.c needs <unk>, BOS, EOS and the byte pieces as tokens 0 to 258; this tokenizer has other ones there"
         )
     if len(set(texts)) != len(texts):
         raise ExportError("two tokens of this tokenizer would have the same string in llama2.c's tokenizer.bin")

@@ -222,7 +222,7 @@ REFUSALS: list[tuple[dict[str, Any], dict[str, Any], type[Exception], str]] = [
     ({"num_centroids": 5}, {}, ExportError, "num_centroids is 5, expected a divisor of vocab_size"),
     ({"num_centroids": 12}, {}, ExportError, "with a multiple of 16 tokens per cluster"),
     ({"centroid_intermediate_top_k": 7}, {}, ExportError, r"expected at most num_centroids \(6\)"),
-    ({"something": 1}, {}, ExportError, "something is 1, expected no such key"),
+    ({"something": 1}, {}, ExportError, "something is 1: llamac does not know this key"),
     ({}, {"num_kv_shared_layers": 2}, UnsupportedError, "num_kv_shared_layers is 2, expected num_hidden_layers"),
     ({}, {"model_type": "gemma4_text"}, UnsupportedError, "the language model's model_type is"),
 ]
