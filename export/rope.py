@@ -186,7 +186,7 @@ def _longrope(parameters: Parameters, dim: int, context: int) -> Rope:
 
 
 def _proportional(parameters: Parameters, dim: int, context: int) -> Rope:
-    """Gemma 4: the frequencies of whole heads, of which only the first part rotates."""
+    """Gemma 4: the frequencies of whole heads. Only the first part rotates."""
     part, factor = parameters["partial_rotary_factor"], parameters["factor"]
     turned = int((1.0 if part is None else part) * dim // 2)
     if not 0 < turned <= dim // 2:

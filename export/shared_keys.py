@@ -9,7 +9,7 @@ from llamac.export.checkpoint import LayerConfig
 
 
 def with_shared_keys(layers: Sequence[LayerConfig], n_shared: int) -> list[LayerConfig] | None:
-    """The layers, of which the last `n_shared` read the keys and values of the last one before them.
+    """The layers. The last `n_shared` read the keys and values of the last one before them.
 
     A layer reads those of one that has a window if it has a window itself. Layers that have none of their own have no
     fields of values. None: a kind of layers has none to read.

@@ -129,7 +129,7 @@ def plan_flat(checkpoint: Checkpoint, quantization: Quantization) -> Plan:
 
 
 def write_hollow(file: BinaryIO, plan: Plan) -> None:
-    """Write a file with holes in the place of the tensors: it says all about a model, and takes no space for them."""
+    """Write a file with holes in the place of the tensors: it describes the whole model without their space."""
     write_tables(file, plan, [UNHASHED] * len(plan.slots))
     file.truncate(plan.file_bytes)
     file.flush()

@@ -91,7 +91,7 @@ def find(name: str, shapes: Mapping[str, Shape], tensors: Mapping[str, Tensor], 
 
 
 def _grouped(layer: LayerConfig, n: int) -> NDArray[np.intp]:
-    """The numbers of n rows or columns, of which the last belong to the heads of v, in our order of these heads."""
+    """The numbers of n rows or columns in our order of v's heads, to which the last ones belong."""
     values = layer.state_heads * layer.state_value_dim
     width = 1 if n == layer.state_heads else layer.state_value_dim
     first = n - width * layer.state_heads if n > values else 0

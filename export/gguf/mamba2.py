@@ -82,7 +82,7 @@ def folded(checkpoint: Checkpoint, row: Architecture, warnings: list[str]) -> Ch
     """The model that a file can hold in place of one with Mamba 2.
 
     The scales of Falcon-H1's embedding and logits become factors of the matrices, as in llama.cpp's converter. Files of
-    Nemotron-H cannot hold the least step; a warning says so.
+    Nemotron-H cannot hold the least step; a warning reports it.
     """
     config, tensors = checkpoint.config, dict(checkpoint.tensors)
     if row.beside and (config.embedding_scale != 1 or config.logit_scale != 1):

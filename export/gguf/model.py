@@ -238,7 +238,7 @@ def _misshaped(tensor: Tensor, whole: Shape) -> str:
 
 
 def stored_names(name: str, config: GGUFConfig) -> tuple[str, ...]:
-    """llama.cpp's names of one of our tensors, of which the first in the file counts."""
+    """llama.cpp's names of one of our tensors. The first one in the file counts."""
     if name.startswith("mtp."):
         return mtp.nextn_names(name, config.model)
     of_drafter = drafters.NAMES.get(config.row.drafter, {}).get(name)

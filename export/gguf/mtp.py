@@ -49,7 +49,7 @@ def without_others(tensors: Mapping[str, T], model: ModelConfig) -> dict[str, T]
 
 
 def nextn_names(name: str, model: ModelConfig) -> tuple[str, ...]:
-    """llama.cpp's names of one of our tensors around the MTP layer, of which the first in the file counts.
+    """llama.cpp's names of one of our tensors around the MTP layer. The first one in the file counts.
 
     As in llama.cpp, the norm of the model's output is that of the MTP layer if it has none. That of Ling 2 has the name
     of a norm after a layer.

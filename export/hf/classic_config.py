@@ -45,7 +45,7 @@ def check_widths(keys: Keys, dim: int) -> None:
 
 
 def _repeated(types: Any, most: int) -> list[Any] | None:
-    """The kinds of up to so many layers, which GPT-Neo's config.json has as lists and how often each follows."""
+    """The kinds of up to `most` layers. GPT-Neo's config.json has them as lists, each with a number of repetitions."""
     found: list[Any] = []
     for pair in types if isinstance(types, list) else [None]:
         kinds, count = pair if isinstance(pair, list) and len(pair) == 2 else (None, 0)

@@ -173,7 +173,7 @@ class Compressed:
         fit = {
             one: spills
             for one in possible
-            for spills in (False, True)  # the latter counts; earlier versions did not split integers
+            for spills in (False, True)  # the second counts; earlier versions did not split integers
             if Words(words, (rows, columns), one.bits, spills=spills).problem(name) is None
         }
         if not fit:

@@ -384,7 +384,7 @@ class Family:
         return "" if self.mtp_start == "mtp." else self.prefix
 
     def is_mtp(self, full_name: str, n_layers: int) -> bool:
-        """Whether a stored tensor of a model with so many other layers belongs to an MTP layer."""
+        """Whether a stored tensor belongs to an MTP layer. n_layers: the number of other layers."""
         if not self.numbered_mtp:
             return bool(self.mtp) and full_name.removeprefix(self.mtp_prefix).startswith(self.mtp_start)
         found = re.match(r"layers\.([0-9]{1,9})\.", full_name.removeprefix(self.prefix))

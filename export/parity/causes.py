@@ -24,14 +24,14 @@ from llamac.export.parity.suspects import all_of_original, of_original, suspects
 
 # A correction must remove at least this share of the difference.
 VANISHES = 0.25
-# Of several corrections, those whose error is at most so many times the smallest are named. Errors below the second
+# Corrections are named if their error is at most this many times the smallest one. Errors below the second
 # number are alike: the other implementation computes in float32.
 WORSE, ALIKE = 10, 1e-6
 # The share of a difference that the correction of quantized weights by a fit may leave; of float weights, EXACT may be
 # left. The rest of the effect would be another fault's.
 OF_FIT = 0.02
 MOST = 4  # causes
-# Of the corrections that do not suffice, so many with the least error are tried with each other one.
+# Of the corrections that do not suffice, this many with the least error are tried in pairs with all others.
 MOST_HALVES = 4
 # The error of one part that a float64 pass computes from the reference's inputs is below this if the file is right.
 OF_PART = Tolerance(3e-5)

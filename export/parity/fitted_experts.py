@@ -30,7 +30,7 @@ UNUSED = 1e-4
 MOST_EXPERTS = 3  # that are tried one by one
 LEAST_ROWS = 3  # that show a bias: any change of a single row looks like one
 MOST_GROUPS = 16
-# The choice's bias moves by this share of the spread of the scores, so many times at most.
+# The choice's bias moves by this share of the spread of the scores, at most this many times.
 PACE, MOST_MOVES = 0.02, 3000
 
 

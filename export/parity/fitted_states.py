@@ -174,7 +174,7 @@ def vectors_together(checkpoint: Checkpoint, reference: Capture, layer: int) -> 
 
 
 def _layer_with_state(checkpoint: Checkpoint, reference: Capture, layer: int) -> _Layer | None:
-    """A layer with a state, of which only the first rows are computed; None for other layers."""
+    """A layer with a state, for its first rows; None for other layers."""
     record = checkpoint.config.layers[layer]
     if record.mixer not in OF_STATES or checkpoint.config.rounds_inputs:
         return None
@@ -199,7 +199,7 @@ def _attempt(fit: Callable[[_Layer], Iterator[Suspect]], run: _Layer) -> Iterato
 
 
 def _vectors(run: _Layer, sizes: Sequence[int]) -> Iterator[Suspect]:
-    """The vectors with a number per head, so many at a time, with the numbers that fit."""
+    """The vectors with a number per head, a few at a time, with the numbers that fit."""
     names = [name for part in VECTORS if run.has(part) and (name := f"layers.{run.layer}.{part}")]
     for size in sizes:
         for some in combinations(names, size):

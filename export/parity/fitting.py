@@ -12,7 +12,7 @@ from llamac.export.parity.changes import Suspect
 
 Array = NDArray[np.float64]
 
-# A fit needs so many rows: with fewer, the numbers that it finds would absorb what another fault has done.
+# A fit needs this many rows: with fewer, its numbers would absorb the effects of other faults.
 MIN_ROWS = 8
 # The multiplications that one fit may take: a wide layer would take minutes.
 MOST_WORK = 5e11
@@ -43,7 +43,7 @@ class Work:
         self._left = MOST_WORK
 
     def allows(self, multiplications: float) -> bool:
-        """Whether so many more may follow, which are then counted."""
+        """Count multiplications, and return whether the limit allows them."""
         self._left -= multiplications
         return self._left >= 0
 

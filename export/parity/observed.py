@@ -287,7 +287,7 @@ def missing_bias(
     text = f"{' or '.join(names)} is {'wrong' if has_own else 'missing'}: the same numbers are missing at all positions"
     text += " of a type" * has_types
     own = 0.0 if found_biases[0] is None else found_biases[0].array()
-    if np.ndim(own) > 1:  # a table of types, of which the text can have several
+    if np.ndim(own) > 1:  # a table of types; a text can have several
         return [(Cause(text, left.relative), checkpoint)]
     bias = LazyTensor.of((own + constant[0]).astype(np.float32))
     return [(Cause(text, left.relative), replace(checkpoint, tensors=checkpoint.tensors | {names[0]: bias}))]

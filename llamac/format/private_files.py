@@ -67,7 +67,7 @@ def create(path: Path) -> BinaryIO:
 def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
     """Open a new file that replaces `path` when the block succeeds, and is deleted when it fails.
 
-    The new file is locked until it has its name. So `remove_abandoned` knows the files of processes that were killed.
+    The new file is locked until it has its name, so `remove_abandoned` recognizes the files of killed processes.
 
     Args:
         path: The file. If it is a symbolic link, the file that it points to is replaced.

@@ -40,7 +40,7 @@ class Buffers:
         self._capacity = (0, 0, 0)  # rows, rows that want logits, rows whose hidden states are wanted
         self.bytes = 0
         used = plan.max_experts_used
-        # bytes of a row of the chunk, and of a row that wants logits
+        # bytes of a row of the chunk, and of a row whose logits are wanted
         self._per_row: dict[str, int] = {"query_scales": 4}
         self._per_wanted: dict[str, int] = {}
         self._per_hidden = {name: 4 * plan.widths.get(name, 0) for name in HIDDEN_BUFFERS}
@@ -94,7 +94,7 @@ class Buffers:
         self._per_row[place] = max(self._per_row.get(place, 0), size)
 
     def reserve(self, rows: int, wanted: int, hidden: int) -> bool:
-        """Make room for passes of so many rows, rows that want logits, and rows whose hidden states are wanted.
+        """Make room for passes with these numbers of rows, rows with logits, and rows with hidden states.
 
         Returns whether addresses have changed.
 

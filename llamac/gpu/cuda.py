@@ -104,7 +104,7 @@ class Cuda:
         )
 
     def _load(self, code: bytes) -> None:
-        """Load kernels, all of which then are on the device: loading one later can wait for a graph's capture."""
+        """Load all kernels onto the device now: loading one later could wait for a graph's capture."""
         driver = self._cupy.driver
         module = driver.moduleLoadData(code)
         self._modules.append(module)

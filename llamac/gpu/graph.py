@@ -72,7 +72,7 @@ class PassGraph:
     def run(self, job: Pass, drawing: Drawing | None = None) -> None:
         """Compute a pass: keys and values go to the cache's pages, all results to the host.
 
-        Output norms, of which embeddings are made, are in a buffer after the pass, as logits are. Observers of other
+        Output norms, from which embeddings are made, are in a buffer after the pass, as logits are. Observers of other
         stages copy what the steps leave behind, so their passes are never captured.
         With `drawing`, tokens are drawn on the device, and only the logits of rows without a token go to the host.
 

@@ -265,7 +265,7 @@ def tile_products(
 
 
 def _blocks(parts: Sequence[Part], strips: int) -> int:
-    """The blocks of threads along the outputs, each for so many strips of a matrix."""
+    """The blocks of threads along the outputs, each for `strips` strips of a matrix."""
     return sum(ceil_div(part.matrix.rows, strips * STRIP_ROWS) for part in parts)
 
 
@@ -333,7 +333,7 @@ def _few_warps(driver: Driver, blocks: int, shapes: Sequence[Matrix], m: int, he
 
 
 def _few_shared(warps: int, shape: Matrix, m: int) -> int:
-    """The shared memory of a block of so many warps (kernels/products_few.cuh).
+    """The shared memory of a block of `warps` warps (kernels/products_few.cuh).
 
     Each warp has a ring of blocks. All have the terms of as many columns as have room, and 1/16 of that for scales.
     """

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 STEPS = {name: number for number, name in enumerate(_core.steps())}
 COPY_BYTES = 256 << 20  # of the copy that shows the device's bandwidth: more than its caches hold
-COPIES = 5  # of which the fastest counts
+COPIES = 5  # the fastest one counts
 
 # The step of the graph that a product of a layer belongs to, by the buffer that it writes.
 _OF_OUTPUT = {

@@ -1,6 +1,6 @@
 """A pass: what the core gives a device to compute, and how it lies in the device's memory.
 
-A pass is a chunk of an eval: rows, the page tables of their sequences, and what its caller wants back.
+A pass is a chunk of an eval: rows, the page tables of their sequences, and the results that its caller wants.
 """
 
 from __future__ import annotations

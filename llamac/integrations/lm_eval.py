@@ -91,7 +91,7 @@ class LlamacLM(TemplateLM):  # type: ignore[misc]  # the harness is not typed
         return self._path.replace("/", "__")
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: object) -> list[int]:
-        """Convert text to ids. BOS is added if the model's rule says so, and never twice."""
+        """Convert text to ids. BOS is added if the model's rule requires it, and never twice."""
         ids = self._model.tokenizer.encode(string, parse_special=True)
         bos = self._model.special.bos_id
         add_bos = self._add_bos if add_special_tokens is None else add_special_tokens and self._model.special.add_bos

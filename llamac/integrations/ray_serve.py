@@ -331,7 +331,7 @@ class Front:
         self._max_body = max_body
 
     def __serve_build_asgi_app__(self) -> Any:
-        """The ASGI application, which Ray asks for. uvicorn takes a method for one of an older kind."""
+        """The ASGI application, which Ray asks for. uvicorn would take a bound method for an ASGI 2 application."""
 
         async def application(scope: Scope, receive: Receive, send: Send) -> None:
             await self._answer(scope, receive, send)
@@ -353,7 +353,7 @@ class Front:
             await until_gone(receive, _Passing(scope, send).run(self._replicas, body))
 
     async def _read(self, receive: Receive) -> bytes:
-        """The body. Of one that is too large, a byte more than what is allowed: the replica then refuses it."""
+        """The body. One that is too large is cut to one byte more than the limit, so the replica refuses it."""
         parts: list[bytes] = []
         size, more = 0, True
         while more:

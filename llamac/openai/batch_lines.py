@@ -132,7 +132,7 @@ class Answer:
         return self._running is None or self._running.done
 
     def wait(self, timeout: float) -> None:
-        """Wait for the result for at most so many seconds."""
+        """Wait for the result for at most this many seconds."""
         if self._running is not None:
             with contextlib.suppress(TimeoutError, LlamacError):
                 self._running.result(timeout=timeout)

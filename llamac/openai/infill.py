@@ -33,7 +33,7 @@ def infill_prompt(model: Model, prefix: str, suffix: str) -> list[int]:
         ids = [model.tokenizer.id_of(name) for name in names]
         if None not in ids:
             before, after, answer = (token for token in ids if token is not None)
-            first = model.tokenize("", parse_special=False)  # BOS, if the model wants it
+            first = model.tokenize("", parse_special=False)  # BOS, if the model adds it
             start = model.tokenize(prefix, add_special=False, parse_special=False)
             return [*first, before, *start, after, *_continued(model, suffix), answer]
     raise UnsupportedError("this model has no tokens to fill in the middle of a text: leave the suffix out")

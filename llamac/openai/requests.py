@@ -316,7 +316,7 @@ def read_biases(value: Mapping[str, Any], where: str) -> dict[int, Any]:
         where: Where it is in the body.
 
     Raises:
-        InvalidRequestError: If a key is no token id.
+        InvalidRequestError: If a key is not a token id.
     """
     for key in value:
         if not key.isascii() or not key.isdigit() or len(key) > MAX_DIGITS:

@@ -22,7 +22,7 @@ Endpoint = Callable[[Call], Awaitable[Answer | EventStream]]
 
 LOGGER = logging.getLogger("llamac.server")
 OPEN = ("/health", "/ready", "/")  # need no key
-PAGE = "/page/"  # needs none either: the page asks for the key
+PAGE = "/page/"  # needs no key either: the page asks for it
 CLIENT_GONE = 499  # in the log and the metrics, as nginx writes it
 METHODS = "GET, POST, OPTIONS"
 EXPOSED = "x-request-id, x-llamac-no-effect, retry-after"

@@ -112,7 +112,7 @@ def _as_text(message: Mapping[str, Any], where: str) -> Mapping[str, Any]:
                 f"{where}[{i}] is a part without a text, and the model's chat template reads only texts"
             )
         if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
-            return message  # not parts as in OpenAI's API: the template knows what they are
+            return message  # not parts as in OpenAI's API: the template interprets them
     return {**message, "content": "\n".join(part["text"] for part in content)}
 
 

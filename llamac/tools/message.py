@@ -21,7 +21,7 @@ class ToolCall:
         id: Names the call in the message with its result. The same request with the same seed gives the same ids.
         name: The tool's name.
         arguments: The arguments as JSON text, as the model wrote them. Formats that are not JSON are converted to it.
-        error: What is wrong with the call, or None: its arguments are no JSON object, or the text ends too early.
+        error: What is wrong with the call, or None: its arguments are not a JSON object, or the text ends too early.
     """
 
     id: str

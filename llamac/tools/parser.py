@@ -1,7 +1,7 @@
 """Splits an answer into reasoning, content and tool calls while its text arrives in pieces.
 
 However the text is cut, the pieces of the message add up to the same message, and nothing that was reported is taken
-back. A text that looks like a call and is none stays in the content.
+back. Text that looks like a call but is not one stays in the content.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ class Admission:
         return True
 
     def has_room_for_drafts(self, n_requests: int) -> bool:
-        """Return whether the budget has pages for the drafts of so many requests."""
+        """Return whether the budget has pages for the drafts of `n` requests."""
         budget = self._model.kv_budget
         if budget is None:
             return True

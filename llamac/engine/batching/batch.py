@@ -34,7 +34,7 @@ GUIDE_WAIT_S = 0.001  # how long a step waits for guides, so that their requests
 
 @contextlib.contextmanager
 def sequences_changed() -> Iterator[None]:
-    """Mark what follows a pass: an OutOfMemoryError in it is not one that has left the sequences unchanged."""
+    """Mark what follows a pass: an OutOfMemoryError in it may have changed the sequences."""
     try:
         yield
     except OutOfMemoryError as failure:

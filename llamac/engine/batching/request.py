@@ -49,7 +49,7 @@ class Request:
         self._completion: Completion | None = None
         self._failure: Exception | None = None
         self._cancelled = False
-        self._group: Request | None = None  # the combined request of which this is a candidate
+        self._group: Request | None = None  # the combined request that this candidate belongs to
         self._members: list[Request] = [self]  # the requests that an engine computes for this one
         # used only by the engine's thread
         self._level = priority

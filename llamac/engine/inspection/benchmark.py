@@ -28,7 +28,7 @@ PASS_BYTES = 128 << 20  # minimum number of bytes to read in one timing
 PASS_SECONDS = 0.005  # minimum time to multiply in one timing
 STREAMS = (1, 2, 4)  # numbers of parallel streams per thread to try when reading; the fastest counts
 TRIES = 3  # timings of multiply-adds per round; the fastest counts
-# Matrices of which an eval reads only the rows of its tokens.
+# From these matrices, an eval reads only the rows of its tokens.
 EMBEDDINGS = ("token_embedding.weight", "position_embedding.weight", "layer_embedding.weight")
 KV_BYTES = {"f32": 4, "f16": 2, "q8": 1}  # of a number in the KV cache
 # What identifies a row of a report; the other values are its measurements.
