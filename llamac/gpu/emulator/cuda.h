@@ -23,10 +23,10 @@
 #define __device__
 #define __host__
 #define __constant__ static const
-#if defined(__OPTIMIZE__)
-#define __forceinline__ inline __attribute__((always_inline))
-#else   // checked kernels, which take longer to compile than to run: one copy of each function
+#if defined(__SANITIZE_ADDRESS__)   // compiling takes longer than running: one copy of each function
 #define __forceinline__ inline
+#else
+#define __forceinline__ inline __attribute__((always_inline))
 #endif
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
