@@ -77,22 +77,26 @@ static double rms_of(struct rms r) { return r.expected > 0 ? sqrt(r.difference /
 
 // ---- peak multiply-add rates
 
-struct peak { int input; float result; };
+struct peak { int input, rounded; float result; };
 enum { PEAK_PASSES = 32 };   // enough that the time to fill the operands is negligible
 static void run_peak(void *argument, long i) {
     (void)i;
     struct peak *p = argument;
-    table->peak[p->input](PEAK_PASSES, &p->result);
+    table->peak[p->input][p->rounded](PEAK_PASSES, &p->result);
 }
+static int can_be_rounded(int input) { return input == INPUT_INT16 || input == INPUT_BF16; }
 static void peaks(void) {
     static const char *const names[N_INPUT_TYPES] = {
         [INPUT_F32] = "f32, f16", [INPUT_INT8] = "q4, q4s", [INPUT_INT16] = "q8 and others",
         [INPUT_BF16] = "bf16",
     };
-    for (int input = 0; input < N_INPUT_TYPES; input++) {
-        struct peak p = { input, 0 };
-        measure("peak", names[input], 0, run_peak, &p, 0, table->peak[input](PEAK_PASSES, &p.result));
-    }
+    for (int input = 0; input < N_INPUT_TYPES; input++)
+        for (int rounded = 0; rounded < 1 + can_be_rounded(input); rounded++) {
+            struct peak p = { input, rounded, 0 };
+            char what[40];
+            snprintf(what, sizeof what, "%s%s", names[input], rounded ? ", rounded" : "");
+            measure("peak", what, 0, run_peak, &p, 0, table->peak[input][rounded](PEAK_PASSES, &p.result));
+        }
 }
 
 // ---- plain memory reads, the limit of products with few rows

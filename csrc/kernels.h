@@ -308,9 +308,9 @@ struct kernels {
     // For `llamac bench`. Reads `floats` floats, a multiple of streams * READ_STEP, as 1, 2 or 4 concurrent streams.
     // Returns their sum.
     float (*read_block)(const float *block, size_t floats, int streams);
-    // For `llamac bench`. Runs the multiply-adds of products with this input type on operands in L1. Returns their
-    // number.
-    double (*peak[N_INPUT_TYPES])(int passes, float *result);
+    // For `llamac bench`. Runs the multiply-adds of products of many rows with this input type, exact or rounded, on
+    // operands in L1. Returns their number.
+    double (*peak[N_INPUT_TYPES][2])(int passes, float *result);
 };
 
 // Packs a row of a product of m rows. rounded: whether inputs of INPUT_INT16 and INPUT_BF16 are.

@@ -73,6 +73,17 @@ INLINE void peak_loop_int16(const int S, const int T, const struct peak_operands
                                      j / S);
     FOR_PEAK_ACCS(j) if (j / S % R == 0) v16_store(sums + 16 * j, int16_acc_to_float(c[j], T, 0));
 }
+
+#if defined(SIMD_BF16_PAIRS)
+INLINE void peak_loop_bf16_pairs(const int S, const int T, const struct peak_operands *o, float *sums) {
+    v16 c[GEMM_STRIPS * PANEL_ROWS];
+    FOR_PEAK_ACCS(j) c[j] = v16_set1(0);
+    for (int k = 0; k < PEAK_STEPS; k++)
+        FOR_PEAK_ACCS(j)
+            c[j] = v16_dot_bf16_pairs(line_load(o->lines[j % S] + LINE_BYTES * k), o->words[k * T + j / S], c[j]);
+    FOR_PEAK_ACCS(j) v16_store(sums + 16 * j, c[j]);
+}
+#endif
 #undef FOR_PEAK_ACCS
 
 // Small integers in the format of each input type.
@@ -88,7 +99,7 @@ static void fill_operands(int input, struct peak_operands *o) {
             else for (int r = 0; r < STRIP_ROWS; r++) memcpy(to + 4 * r, &w, 4);
         }
     for (int i = 0; i < PANEL_ROWS * PEAK_STEPS; i++) {
-        if (input == INPUT_F32) memcpy(o->words + i, &x, 4);
+        if (is_float_input(input)) memcpy(o->words + i, &x, 4);
         else o->words[i] = 0x01020304;
     }
     if (input != INPUT_INT16) return;
@@ -131,6 +142,18 @@ static double peak_int16(int passes, float *result) {
 }
 #else
 PEAK(int16, INPUT_INT16, int16_acc, 64)
+#endif
+// Narrow panels are multiplied like int8 inputs.
+static double peak_rounded_int16(int passes, float *result) {
+    return uses_narrow_panels(MANY_ROWS) ? peak_int8(passes, result) : peak_int16(passes, result);
+}
+#if defined(SIMD_BF16_PAIRS)
+PEAK(bf16_pairs, INPUT_BF16, v16, 32)
+static double peak_rounded_bf16(int passes, float *result) {
+    return uses_bf16_pairs(MANY_ROWS) && has_bf16_pairs() ? peak_bf16_pairs(passes, result) : peak_f32(passes, result);
+}
+#else
+static double peak_rounded_bf16(int passes, float *result) { return peak_f32(passes, result); }
 #endif
 #undef PEAK
 #undef CLOBBER

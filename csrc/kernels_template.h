@@ -181,6 +181,6 @@ const struct kernels KERNELS = {
     .load_value = { [LLAMAC_F32] = load_value_f32, [LLAMAC_F16] = load_value_f16, [LLAMAC_Q8] = load_value_q8 },
     .quantize = quantize_strips,
     .read_block = read_block,
-    .peak = { [INPUT_F32] = peak_f32, [INPUT_INT8] = peak_int8, [INPUT_INT16] = peak_int16,
-              [INPUT_BF16] = peak_f32 },
+    .peak = { [INPUT_F32] = { peak_f32, peak_f32 }, [INPUT_INT8] = { peak_int8, peak_int8 },
+              [INPUT_INT16] = { peak_int16, peak_rounded_int16 }, [INPUT_BF16] = { peak_f32, peak_rounded_bf16 } },
 };

@@ -553,17 +553,17 @@ int llamac_adjustments_check(const llamac_adjustments *adjustments, llamac_error
 
 // Reads a block `times` times without software prefetch. Each thread reads its own part as 1, 2 or 4 concurrent
 // streams, with the kernel set `isa` (NULL: the best). *bytes receives the bytes that were read; a remainder that does
-// not divide evenly is skipped. Sums of the values must neither overflow nor become subnormal, which is slow.
-// Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_UNSUPPORTED.
+// not divide evenly is skipped. Sums of the values must neither overflow nor become subnormal, which is slow. Errors:
+// LLAMAC_BAD_ARGUMENT, LLAMAC_UNSUPPORTED.
 int llamac_measure_read(const float *block, size_t floats, int times, int threads, int streams, const char *isa,
                         uint64_t *bytes, llamac_error *err);
 
 enum { LLAMAC_MAX_PASSES = 1 << 20 };
-
-// Runs only the multiply-adds of products with weights of a dtype: independent sums in registers, with operands in the
-// L1 cache, with the instructions of the kernel set `isa` (NULL: the best). *count receives the number of multiply-adds
-// of all threads. `passes`: 0 to LLAMAC_MAX_PASSES. Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_UNSUPPORTED.
-int llamac_measure_multiply(int dtype, int passes, int threads, const char *isa, uint64_t *count, llamac_error *err);
+// Runs only the multiply-adds of products of many rows with weights of a dtype: independent sums in registers, operands
+// in L1. numerics: LLAMAC_EXACT or LLAMAC_FAST. passes: 0 to LLAMAC_MAX_PASSES. *count receives the number of
+// multiply-adds of all threads. Other arguments and errors: as for llamac_measure_read.
+int llamac_measure_multiply(int dtype, int numerics, int passes, int threads, const char *isa, uint64_t *count,
+                            llamac_error *err);
 
 // ---- self-test: small models that the library builds itself, with their recorded logits
 

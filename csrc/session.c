@@ -244,6 +244,12 @@ int session_check_threads(int threads, llamac_error *err) {
     return 0;
 }
 
+int session_check_numerics(int numerics, llamac_error *err) {
+    if (numerics != LLAMAC_EXACT && numerics != LLAMAC_FAST)
+        return bad_argument(err, "numerics is %d, expected %d or %d", numerics, LLAMAC_EXACT, LLAMAC_FAST);
+    return 0;
+}
+
 static int check_options(const struct llamac_model *model, const llamac_session_options *o, llamac_error *err) {
     const int max_context = (int)model->config->context;
     if (o->n_sequences < 1 || o->n_sequences > 65536)
@@ -252,8 +258,7 @@ static int check_options(const struct llamac_model *model, const llamac_session_
         return bad_argument(err, "context is %d, expected 1 to %d, the model's context", o->context, max_context);
     if (o->kv_dtype != 0 && o->kv_dtype != LLAMAC_F32 && o->kv_dtype != LLAMAC_F16 && o->kv_dtype != LLAMAC_Q8)
         return bad_argument(err, "kv_dtype is %d, expected f32, f16 or q8", o->kv_dtype);
-    if (o->numerics != LLAMAC_EXACT && o->numerics != LLAMAC_FAST)
-        return bad_argument(err, "numerics is %d, expected %d or %d", o->numerics, LLAMAC_EXACT, LLAMAC_FAST);
+    if (session_check_numerics(o->numerics, err)) return -1;
     if (o->on_device && !model->device_kv) return bad_argument(err, "the model has no device");
     return session_check_threads(o->threads, err);
 }

@@ -195,6 +195,7 @@ static inline int chunk_rows(const struct llamac_session *s) {
 
 // Checks a caller's number of threads.
 int session_check_threads(int threads, llamac_error *err);
+int session_check_numerics(int numerics, llamac_error *err);
 
 // Allocates scratch for chunks of `rows` rows with the session's number of threads and sequences of up to `length`
 // positions. The next run clears it.

@@ -13,13 +13,13 @@ def measure_read(const float[::1] block not None, int times, *, int threads=1, i
     return read
 
 
-def measure_multiply(int dtype, int passes, *, int threads=1, str isa=None):
-    """Run the multiply-adds of products with weights of a dtype, on operands in L1. Returns their number."""
+def measure_multiply(int dtype, int passes, *, int numerics=0, int threads=1, str isa=None):
+    """Run the multiply-adds of products of many rows with weights of a dtype. Returns their number."""
     cdef llamac_error err
     cdef uint64_t count = 0
     cdef const char *c_isa = PyUnicode_AsUTF8(isa) if isa is not None else NULL
     cdef int result
     with nogil:
-        result = llamac_measure_multiply(dtype, passes, threads, c_isa, &count, &err)
+        result = llamac_measure_multiply(dtype, numerics, passes, threads, c_isa, &count, &err)
     check(result, &err)
     return count

@@ -187,7 +187,7 @@ cdef extern from "llamac.h" nogil:
     # measuring the machine
     int llamac_measure_read(const float *block, size_t floats, int times, int threads, int streams, const char *isa,
                             uint64_t *bytes, llamac_error *err)
-    int llamac_measure_multiply(int dtype, int passes, int threads, const char *isa, uint64_t *count,
+    int llamac_measure_multiply(int dtype, int numerics, int passes, int threads, const char *isa, uint64_t *count,
                                 llamac_error *err)
 
     # self-test

@@ -19,6 +19,7 @@ import llamac
 from builders import checkpoint, llama_config, write_model
 from commands import Command
 from llamac import _core
+from llamac.arguments import NUMERICS, Numerics
 from llamac.engine.inspection import benchmark
 from llamac.engine.inspection.benchmark import BenchmarkPlan, LimitMeter, Limits, Work, main_dtype, work_of
 from llamac.errors import ArgumentError
@@ -47,10 +48,11 @@ def test_measure_read_counts_its_bytes(isa: str) -> None:
 @pytest.mark.parametrize("isa", RUNS_HERE)
 @pytest.mark.parametrize("dtype", [number for _, number in _core.dtypes()])
 def test_measure_multiply_counts_its_multiply_adds(isa: str, dtype: int) -> None:
-    one = _core.measure_multiply(dtype, 1, isa=isa)
-    assert one > 0
-    assert _core.measure_multiply(dtype, 3, isa=isa) == 3 * one
-    assert _core.measure_multiply(dtype, 1, threads=2, isa=isa) == 2 * one
+    for numerics in range(len(NUMERICS)):
+        one = _core.measure_multiply(dtype, 1, numerics=numerics, isa=isa)
+        assert one > 0
+        assert _core.measure_multiply(dtype, 3, numerics=numerics, isa=isa) == 3 * one
+        assert _core.measure_multiply(dtype, 1, numerics=numerics, threads=2, isa=isa) == 2 * one
 
 
 def test_every_dtype_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,8 +79,26 @@ def test_wrong_arguments_of_the_loops_are_refused() -> None:
         _core.measure_multiply(0, 1)
     with pytest.raises(ArgumentError, match="passes is -1, expected 0 to 1048576"):
         _core.measure_multiply(1, -1)
+    with pytest.raises(ArgumentError, match="numerics is 2, expected 0 or 1"):
+        _core.measure_multiply(1, 1, numerics=2)
     with pytest.raises(ArgumentError, match='isa "sse9"'):
         _core.measure_multiply(1, 1, isa="sse9")
+
+
+@pytest.mark.parametrize("numerics", NUMERICS)
+def test_limits_are_those_of_the_numerics_that_are_measured(
+    tiny_llama: Path, numerics: Numerics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = set()
+
+    def multiply(dtype: int, passes: int, *, numerics: int, threads: int, isa: str) -> int:
+        measured.add(numerics)
+        return 1 << 30
+
+    monkeypatch.setattr(_core, "measure_multiply", multiply)
+    with llamac.load(tiny_llama) as model:
+        benchmark.measure(model, BenchmarkPlan([1], [2], steps=1, rounds=1, numerics=numerics))
+    assert measured == {NUMERICS.index(numerics)}
 
 
 # ---- the work of a step

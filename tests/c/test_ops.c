@@ -308,7 +308,9 @@ static void measuring_counts_what_it_does(void) {
             CHECK(counted == 3 * sizeof(float) * FLOATS, "%s: %d bytes", isa, (int)counted);
         }
         for (int dtype = 1; dtype < LLAMAC_N_DTYPES; dtype++)
-            CHECK(!llamac_measure_multiply(dtype, 2, 1, isa, &counted, &err) && counted > 0, "%s", err.message);
+            for (int numerics = LLAMAC_EXACT; numerics <= LLAMAC_FAST; numerics++)
+                CHECK(!llamac_measure_multiply(dtype, numerics, 2, 1, isa, &counted, &err) && counted > 0, "%s",
+                      err.message);
     }
     const struct { int threads, times, streams, dtype, passes; const char *isa, *message; } refused[] = {
         { 0, 1, 1, 1, 1, NULL, "threads is 0" }, { 1, -1, 1, 0, 1, NULL, "is" }, { 1, 1, 3, 1, -1, NULL, "is" },
@@ -318,8 +320,9 @@ static void measuring_counts_what_it_does(void) {
         CHECK(llamac_measure_read(block, FLOATS, refused[i].times, refused[i].threads, refused[i].streams,
                                   refused[i].isa, &counted, &err) && strstr(err.message, refused[i].message), "%s",
               err.message);
-        CHECK(llamac_measure_multiply(refused[i].dtype, refused[i].passes, refused[i].threads, refused[i].isa,
-                                      &counted, &err) && strstr(err.message, refused[i].message), "%s", err.message);
+        CHECK(llamac_measure_multiply(refused[i].dtype, LLAMAC_EXACT, refused[i].passes, refused[i].threads,
+                                      refused[i].isa, &counted, &err) && strstr(err.message, refused[i].message), "%s",
+              err.message);
     }
     free(block);
 }

@@ -524,8 +524,8 @@ static void too_many_threads_are_rejected_or_reduced(void) {
     CHECK(llamac_measure_read(block, ARRAY_LEN(block), 1, POOL_MAX + 1, 1, NULL, &n, &err) < 0
           && err.code == LLAMAC_BAD_ARGUMENT && strstr(err.message, "threads is 1025, expected 1 to 1024"), "%s",
           err.message);
-    CHECK(llamac_measure_multiply(LLAMAC_F32, 1, 2000, NULL, &n, &err) < 0 && err.code == LLAMAC_BAD_ARGUMENT, "%s",
-          err.message);
+    CHECK(llamac_measure_multiply(LLAMAC_F32, LLAMAC_EXACT, 1, 2000, NULL, &n, &err) < 0
+          && err.code == LLAMAC_BAD_ARGUMENT, "%s", err.message);
     if (emulated) return;
     struct contention c = { 0 };
     struct late late = { .index = -1 };

@@ -15,7 +15,7 @@ from statistics import mean, median
 from typing import Any
 
 from llamac import _core
-from llamac.arguments import KVDtype, Numerics
+from llamac.arguments import NUMERICS, KVDtype, Numerics
 from llamac.engine.model import Model
 from llamac.engine.sampling.params import SamplingParams
 from llamac.engine.session import Session
@@ -55,7 +55,7 @@ class BenchmarkPlan:
         rounds: Measurements of each case.
         isa: Kernel set; None for the default.
         kv_dtype: Number format of the KV cache; None for the default.
-        numerics: How products round their inputs. The limits are those of exact numerics.
+        numerics: How products round their inputs.
     """
 
     threads: Sequence[int]
@@ -205,10 +205,14 @@ class LimitMeter:
         dtypes: The dtypes whose multiply-adds are measured.
         threads: The number of threads.
         isa: The kernel set.
+        numerics: How products round their inputs.
     """
 
-    def __init__(self, block: Any, dtypes: Sequence[str], threads: int, isa: str) -> None:
+    def __init__(
+        self, block: Any, dtypes: Sequence[str], threads: int, isa: str, numerics: Numerics = "exact"
+    ) -> None:
         self._block, self._threads, self._isa = block, threads, isa
+        self._numerics = NUMERICS.index(numerics)
         self._n_reads = max(1, PASS_BYTES // (4 * len(block)))
         numbers = dict(_core.dtypes())
         self._dtypes = {name: numbers[name] for name in dtypes}
@@ -230,16 +234,19 @@ class LimitMeter:
 
     def _multiply_rate(self, dtype: int, passes: int, threads: int) -> float:
         started = time.perf_counter()
-        count = _core.measure_multiply(dtype, passes, threads=threads, isa=self._isa)
+        count = self._multiply(dtype, passes, threads)
         return count / (time.perf_counter() - started)
 
     def _enough_passes(self, dtype: int) -> int:
         """Return the number of passes that take PASS_SECONDS on one thread, where the scheduler interferes least."""
-        per_pass = _core.measure_multiply(dtype, 1, threads=1, isa=self._isa)
+        per_pass = self._multiply(dtype, 1, 1)
         passes = 1
         while passes * per_pass / max(self._multiply_rate(dtype, passes, 1) for _ in range(TRIES)) < PASS_SECONDS:
             passes *= 2
         return passes
+
+    def _multiply(self, dtype: int, passes: int, threads: int) -> int:
+        return _core.measure_multiply(dtype, passes, numerics=self._numerics, threads=threads, isa=self._isa)
 
 
 def read_block(step_bytes: float) -> Any:
@@ -376,7 +383,7 @@ def measure(model: Model, plan: BenchmarkPlan, progress: Progress = silent) -> d
         with open_session(model, plan, threads) as session:
             measuring = list(cases(model, session, plan))
             dtypes = sorted({name for case in measuring for name in case.work.multiply_adds})
-            meter = LimitMeter(block, dtypes, threads, session.isa)
+            meter = LimitMeter(block, dtypes, threads, session.isa, plan.numerics)
             measured = _measure_rounds(measuring, meter, plan.rounds, progress)
         results += [case.result() for case in measuring]
         read = [entry.read / 1e9 for entry in measured]
