@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from llamac.cli.loading import BAR_DELAY, load_model, shown_progress
 from llamac.cli.options import session_settings
 from llamac.cli.parser import Parser
-from llamac.cli.text import output_width, safe_line
-from llamac.cli.texts import add_file, add_operand, add_settings, json_line, read_texts
+from llamac.cli.text import cut, output_width, safe_line
+from llamac.cli.texts import STANDARD, add_file, add_operand, add_settings, json_line, read_texts
 from llamac.errors import ArgumentError
 from llamac.exit_codes import OK
 
@@ -55,7 +56,9 @@ def add_arguments(parser: Parser) -> None:
     output = parser.add_argument_group("output")
     forms = output.add_mutually_exclusive_group()
     forms.add_argument("--json", action="store_true", help="print a line of JSON for each text")
-    forms.add_argument("--npy", metavar="OUT", help="write a NumPy file: float32, a row for each text")
+    forms.add_argument(
+        "--npy", metavar="OUT", help="write a NumPy file: float32, a row for each text; - for standard output"
+    )
     output.add_argument("--force", action="store_true", help="with --npy: replace a file that exists")
     output.add_argument("-q", "--quiet", action="store_true", help="no progress in a pipe or a file")
     add_settings(parser)
@@ -71,7 +74,10 @@ def run(options: argparse.Namespace) -> int:
         )
     if options.force and options.npy is None:
         raise ArgumentError("--force needs --npy")
-    if options.npy is not None:
+    if options.npy == STANDARD:
+        if sys.stdout.isatty():
+            raise ArgumentError("--npy - writes bytes, and standard output is a terminal: redirect it")
+    elif options.npy is not None:
         from llamac.export.targets import check_target
 
         check_target(Path(options.npy), "llamac", options.force)
@@ -87,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
             progress=report,
         )
     if options.npy is not None:
-        _write(Path(options.npy), vectors)
+        _write(options.npy, vectors)
     elif shows_table:
         sys.stdout.writelines(f"{line}\n" for line in _table(texts, vectors, max(output_width(), MIN_WIDTH)))
     else:
@@ -98,13 +104,18 @@ def run(options: argparse.Namespace) -> int:
     return OK
 
 
-def _write(path: Path, vectors: NDArray[np.float32]) -> None:
+def _write(out: str, vectors: NDArray[np.float32]) -> None:
     import numpy as np
 
     from llamac.export.targets import atomic_file
 
-    with atomic_file(path) as file:
+    if out == STANDARD:
+        file = io.BytesIO()  # np.save cannot write an array to a pipe
         np.save(file, vectors)
+        sys.stdout.buffer.write(file.getbuffer())
+        return
+    with atomic_file(Path(out)) as target:
+        np.save(target, vectors)
 
 
 def _table(texts: list[str], vectors: NDArray[np.float32], width: int) -> list[str]:
@@ -114,8 +125,7 @@ def _table(texts: list[str], vectors: NDArray[np.float32], width: int) -> list[s
     digits = len(str(len(texts)))
     lines = []
     for number, text in enumerate(texts, 1):
-        line = f"{number:>{digits}}  {safe_line(text)}"
-        lines.append(line if len(line) <= width else line[: width - 3] + "...")
+        lines.append(cut(f"{number:>{digits}}  {safe_line(text)}", width))
     lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
     units = vectors / np.where(lengths > 0, lengths, 1.0)[:, None]
     cosines: Any = units @ units.T

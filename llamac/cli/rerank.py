@@ -9,7 +9,7 @@ from llamac.cli.loading import BAR_DELAY, load_model, shown_progress
 from llamac.cli.options import session_settings
 from llamac.cli.parser import Parser
 from llamac.cli.prompt import decoded
-from llamac.cli.text import output_width, safe_line
+from llamac.cli.text import cut, output_width, safe_line
 from llamac.cli.texts import add_file, add_operand, add_settings, json_line, read_texts
 from llamac.exit_codes import OK
 
@@ -62,6 +62,5 @@ def run(options: argparse.Namespace) -> int:
             facts = {"index": found.index, "score": found.score, "document": found.document}
             sys.stdout.write(json_line(facts))
         else:
-            line = f"{found.score:8.4f}  {safe_line(found.document)}"
-            sys.stdout.write((line if len(line) <= width else line[: width - 3] + "...") + "\n")
+            sys.stdout.write(cut(f"{found.score:8.4f}  {safe_line(found.document)}", width) + "\n")
     return OK

@@ -43,6 +43,14 @@ def output_width() -> int:
     return shutil.get_terminal_size().columns if is_set or sys.stdout.isatty() else UNLIMITED
 
 
+def cut(line: str, width: int) -> str:
+    """Return the line, or its beginning and "...", in at most `width` columns. A wide character takes two."""
+    from tqdm.utils import disp_len, disp_trim
+
+    start: str = line[: width + 1]  # enough to see whether the line fits
+    return line if disp_len(start) <= width else disp_trim(start, width - 3) + "..."
+
+
 def wrapped(line: str, width: int, indent: int) -> list[str]:
     """A line as lines of at most `width` columns; all but the first are indented. A longer word stays whole."""
     indentation = " " * min(indent, width // 3)

@@ -23,7 +23,7 @@ from llamac.cli.parser import Parser
 from llamac.cli.prompt import decoded
 from llamac.errors import ArgumentError
 
-STANDARD = "-"  # standard input in place of a file
+STANDARD = "-"  # standard input or output in place of a file
 
 
 def add_operand(parser: Parser) -> None:

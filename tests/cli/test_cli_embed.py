@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tqdm.utils import disp_len
 
 import llamac
 from builders import bert_config, encoder, write_model
 from commands import Command
+from processes import TIMEOUT
 
 TEXTS = ["a small dog", "a little dog\x1b", "stock prices of the longest kind that there is"]
 
@@ -67,6 +72,31 @@ def test_operands_can_follow_options_and_begin_with_a_dash(model: Path, llamac_c
     assert llamac_command("embed", model, "a", "--prompt=search query: ").code == 0
     marked = llamac_command("embed", model, "--json", stdin="\ufeffa\r\n".encode())
     assert json.loads(marked.out)["text"] == "a"
+
+
+def test_vectors_on_standard_output_are_a_numpy_file(
+    model: Path, vectors: NDArray[np.float32], llamac_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = [sys.executable, "-m", "llamac", "embed", str(model), *TEXTS, "--npy", "-"]
+    written = subprocess.run(command, capture_output=True, check=True, timeout=TIMEOUT)  # a pipe
+    np.testing.assert_array_equal(np.load(io.BytesIO(written.stdout)), vectors)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    llamac_command("embed", model, "a", "--npy", "-").refuses_with("--npy - writes bytes", "redirect it")
+
+
+@pytest.mark.parametrize("text", ["熊猫" * 20, "panda" * 8])
+def test_texts_in_tables_are_cut_at_the_columns_that_they_take(
+    model: Path, scorer: Path, text: str, llamac_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "24")
+    for command in (["embed", model], ["rerank", scorer, "a query"]):
+        lines = llamac_command(*command, text, "short").out.splitlines()
+        (line,) = (line for line in lines if text[:2] in line)
+        assert line.endswith("...")
+        assert disp_len(line) in (23, 24)
+        monkeypatch.setenv("COLUMNS", str(10 + 80))
+        assert text in llamac_command(*command, text, "short").out
+        monkeypatch.setenv("COLUMNS", "24")
 
 
 @pytest.mark.parametrize("columns", [20, 40, 100])

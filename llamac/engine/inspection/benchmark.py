@@ -208,9 +208,7 @@ class LimitMeter:
         numerics: How products round their inputs.
     """
 
-    def __init__(
-        self, block: Any, dtypes: Sequence[str], threads: int, isa: str, numerics: Numerics = "exact"
-    ) -> None:
+    def __init__(self, block: Any, dtypes: Sequence[str], threads: int, isa: str, numerics: Numerics = "exact") -> None:
         self._block, self._threads, self._isa = block, threads, isa
         self._numerics = NUMERICS.index(numerics)
         self._n_reads = max(1, PASS_BYTES // (4 * len(block)))
