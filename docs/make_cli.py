@@ -20,7 +20,8 @@ HELP_COLUMN = 28
 HEAD = """\
 # The command line
 
-`python docs/make_cli.py` generates this page from the parser; `llamac COMMAND --help` prints the same text.
+This page lists the commands of `llamac` and their options. `llamac COMMAND --help` prints the same text:
+`python docs/make_cli.py` generates this page from the parser.
 
 * `llamac` and `python -m llamac` are the same program. `llamac-export` is `llamac export`.
 * Results go to standard output. Figures, progress, hints, warnings and errors go to standard error.

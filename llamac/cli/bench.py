@@ -40,7 +40,7 @@ DESCRIPTION = (
     "reading is the speed of plain memory reads (the best of 1, 2 and 4 streams, without software prefetch). The "
     "limit for multiply-adds is the speed of the kernels' own instructions with operands in the L1 cache. "
     "Measurements of speeds and limits alternate. A LIST is numbers separated by commas. Tokens per second count all "
-    "sequences of a batch. Without --context, --batch and --sampling, the standard rows are measured: one sequence and "
+    "sequences of a batch. Without --context, --batch and --sampling, measure the standard rows: one sequence and "
     f"{BATCH} at the beginning, one at position {LONG} or the end of the model's context, one whose tokens are drawn, "
     "and for a GGUF file the time to import it. Run nothing else on the machine."
 )
@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="add the runs to those in the file of --json, to measure two builds or files in alternation",
     )
     results.add_argument(
-        "--roofline", metavar="FILE", help="draw the speeds under the machine's limits, as a picture in SVG"
+        "--roofline", metavar="FILE", help="draw the speeds and the machine's limits as SVG"
     )
     results.add_argument(
         "--compare",

@@ -46,14 +46,14 @@ def add_comparison(group: Group) -> None:
     group.add_argument(
         "--witness",
         choices=("transformers", "tinygrad"),
-        help="with --against: what computes the reference (default: transformers); tinygrad supports GPT-2 and LLaMA",
+        help="with --against: the library that computes the reference (default: transformers); tinygrad supports GPT-2 and LLaMA",
     )
     group.add_argument("--prompt", metavar="TEXT", help="with --against: compare on this text (default: a short text)")
     group.add_argument(
         "--tokens",
         type=int,
         metavar="N",
-        help="with --against: the length of the prompt (default: 40, or enough to leave windows of up to 128)",
+        help="with --against: the length of the prompt (default: 40, or enough to exceed windows of up to 128)",
     )
     group.add_argument(
         "--tolerance",
@@ -65,8 +65,8 @@ def add_comparison(group: Group) -> None:
         "--costs",
         type=int,
         metavar="N",
-        help="with --against and a quantized MODEL: name the N tensors whose quantization costs most; 0 saves the time "
-        f"(default: {COSTS})",
+        help="with --against and a quantized MODEL: name the N tensors whose quantization costs most; 0 skips the "
+        f"measurement (default: {COSTS})",
     )
     group.add_argument("--json", action="store_true", help="print the comparison as one JSON object")
 

@@ -25,8 +25,8 @@ COLUMN = 7  # characters of a similarity and the space before it
 MIN_WIDTH = 20
 
 DESCRIPTION = (
-    "Embed texts: an encoder such as BERT, or a language model, turns each into a vector. Of several texts, a table of "
-    "their cosine similarities is printed; of one text, its embedding as JSON."
+    "Embed texts: an encoder such as BERT, or a language model, turns each into a vector. For several texts, print a "
+    "table of their cosine similarities; for one text, print its embedding as JSON."
 )
 EXAMPLES = """\
   llamac embed hf:BAAI/bge-small-en-v1.5 "a small dog" "a little dog" "stock prices"
@@ -51,7 +51,7 @@ def add_arguments(parser: Parser) -> None:
     )
     prompts.add_argument("--prompt", metavar="TEXT", help='a text that precedes each text instead; "" for none')
     texts.add_argument(
-        "--dimensions", type=int, metavar="N", help="keep N leading dimensions, of a model that was trained for this"
+        "--dimensions", type=int, metavar="N", help="keep only N leading dimensions, for models trained for this"
     )
     output = parser.add_argument_group("output")
     forms = output.add_mutually_exclusive_group()

@@ -111,9 +111,9 @@ def add_kernels(group: Group, kv_dtypes: tuple[KVDtype, ...] = KV_DTYPES) -> Non
         "--numerics",
         choices=NUMERICS,
         default="exact",
-        help="how products round their inputs: exact (default): those of q8, q6 and GGUF's types to 15 bits; fast: to "
-        "8 bits, and those of bf16 to bf16, which speeds up long prompts and batches where the processor has VNNI or "
-        "bf16 instructions, and changes results a little",
+        help="how matrix products round their inputs. exact (default): to 15 bits with q8, q6 and GGUF's types; fast: to "
+        "8 bits with these, and to bf16 with bf16, which speeds up long prompts and batches where the processor has "
+        "VNNI or bf16 instructions, and changes results slightly",
     )
 
 
@@ -123,7 +123,8 @@ def add_device(group: Group) -> None:
         "--device",
         default="cpu",
         metavar="NAME",
-        help="what computes: cpu (default); cuda or cuda:N, a GPU, with the same results; auto, a GPU if there is one",
+        help="the device to compute on: cpu (default); cuda or cuda:N, a GPU, with the same results; auto, a GPU if there is "
+        "a usable one",
     )
 
 
@@ -141,7 +142,7 @@ def add_speculation(group: Group) -> None:
         dest="draft_model",
         metavar="MODEL",
         help="a smaller draft model with the same vocabulary, or the model's assistant or EAGLE-3 head, for "
-        "speculation: faster, with the same text; its weights keep the format of their source",
+        "speculative decoding: faster, with the same text; its weights keep the format of their source",
     )
     speculation.add_argument("--no-speculation", action="store_true", help="turn off speculative decoding")
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 DESCRIPTION = (
     "Compare the next-token probabilities of models with those of the model that they were made from: perplexity, "
-    "Kullback-Leibler divergence and the share of equal best tokens, on a text, beside the bits per weight."
+    "Kullback-Leibler divergence and the share of equal best tokens, on a text, next to the bits per weight."
 )
 EXAMPLES = """\
   llamac quality model-q4.bin --against path/to/checkpoint

@@ -22,7 +22,7 @@ EXAMPLES = """\
   llamac selftest --json            everything, with a description of this machine
 """
 REPORT = """\
-A difference means wrong results, by a defect of this build, of its compiler or of this machine. To report it:
+A difference means wrong results, caused by a defect of this build, its compiler or this machine. To report it:
   1. Repeat the command. If the differences change from run to run, test the machine's memory and cooling first.
   2. Set LLAMAC_ISA to a kernel set without differences. Results are then right, but slower.
   3. Report the output of `llamac selftest --json`, the version of the compiler, and how you installed llamac."""

@@ -63,7 +63,7 @@ def add_arguments(parser: Parser) -> None:
         help=f"with --dump: only this stage of {', '.join(STAGES)}; repeatable",
     )
     output.add_argument(
-        "--lens", type=int, metavar="N", help="look with the logit lens after N layers (default: all); 0: none"
+        "--lens", type=int, metavar="N", help="apply the logit lens after N layers (default: all); 0: none"
     )
     output.add_argument("--force", action="store_true", help="replace files that exist")
     output.add_argument("-q", "--quiet", action="store_true", help="print nothing; show progress only on a terminal")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-WEAK = "SmolLM2-135M does not choose a tool by itself; calls that are forced pass"
+WEAK = "SmolLM2-135M does not choose a tool by itself; forced calls pass"
 SHORT = "SmolLM2-135M does not end its JSON object within the limit of tokens"
-TEXT_ONLY = "the models read texts only: a picture is refused by name"
-NO_MODEL = "`model` may be left out: it then means the server's own model"
+TEXT_ONLY = "the models read only text: the server refuses images"
+NO_MODEL = "`model` is optional: without it, the server uses its own model"
 STATE = "the server keeps no answers and no models of its clients: it lists, changes and deletes none"
 COMPACT = "the server does not have the path `/v1/responses/compact`"
 RAW = "the library asks for base64 by itself; raw responses and its strict mode read it before it is decoded"

@@ -108,7 +108,7 @@ def test_the_bytes_of_the_hexdump_match_the_tiny_file(tmp_path: Path) -> None:
     script("hexdump").write_tiny_file(tmp_path / "tiny.bin")
     data = (tmp_path / "tiny.bin").read_bytes()
     shown = 0
-    for line in text_of("format.md").split("## Example: a whole file")[1].splitlines():
+    for line in text_of("format.md").split("## Example: a complete file")[1].splitlines():
         parts = re.match(r"([0-9a-f]{8})  ((?:[0-9a-f]{2} |00 x \d+ )+) ", f"{line}  ")
         if parts is None:
             continue
