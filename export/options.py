@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from llamac.arguments import AUTO, Adapter, StrPath, adapters, file_path, real_number, whole_number, wrong_type
+from llamac.arguments import AUTO, Adapter, StrPath, adapters, file_path, to_float, to_int, wrong_type
 from llamac.errors import ArgumentError, ArgumentTypeError, ExportError
 from llamac.format.strips import FLOATS, QUANTIZED
 
@@ -64,7 +64,7 @@ class ExportOptions:
     def __post_init__(self) -> None:
         if self.to not in TARGETS:
             raise ArgumentError(f"to is {self.to!r}, expected one of {', '.join(TARGETS)}")
-        if self.threads is not None and whole_number(self.threads, "threads") < 1:
+        if self.threads is not None and to_int(self.threads, "threads") < 1:
             raise ArgumentError(f"threads is {self.threads}, expected at least 1")
         if self.to not in ("llamac", "gguf") and self.name is not None:
             raise ArgumentError(f"name is stored in flat files and GGUF files only, not with to={self.to!r}")
@@ -148,7 +148,7 @@ def _check_bits(dtype_map: object, options: dict[str, Any]) -> None:
     """Check the options of dtype_map="auto", which chooses all dtypes itself."""
     is_auto = _is_auto(dtype_map)
     if options["bits"] is not None:
-        options["bits"] = real_number(options["bits"], "bits")
+        options["bits"] = to_float(options["bits"], "bits")
         if not is_auto:
             raise ArgumentError("bits is for dtype_map='auto', which chooses number formats for this many bits")
     elif is_auto:

@@ -23,7 +23,7 @@ from .libllamac cimport *
 
 from functools import partial, update_wrapper
 
-from .arguments import real_number, whole_number
+from .arguments import to_float, to_int
 from .errors import (ArgumentError, BusyError, CancelledError, ClosedError, ContextFullError, LlamacError, ModelError,
                      OutOfMemoryError, UnsupportedError)
 from .interrupt import interruptible

@@ -15,8 +15,8 @@ cdef int check(int result, llamac_error *err) except -1:
 
 
 cdef int as_int(object number, str name) except? -1:
-    """Convert a whole number to a C int. Raises ArgumentTypeError for other types, ArgumentError if it does not fit."""
+    """Convert an integer to a C int. Raises ArgumentTypeError for other types, ArgumentError if it does not fit."""
     try:
-        return whole_number(number, name)
+        return to_int(number, name)
     except OverflowError:
         raise ArgumentError(f"{name} is {number}, which is out of range") from None

@@ -18,9 +18,9 @@ cdef class Sampling:
                  uint32_t candidate=0, float typical_p=0,
                  float xtc_probability=0, float xtc_threshold=0, float mirostat_tau=0, float mirostat_eta=0):
         cdef llamac_error err
-        temperature = real_number(temperature, "temperature")
-        self._c = llamac_sampling(<float>temperature, as_int(top_k, "top_k"), <float>real_number(top_p, "top_p"),
-                                  <float>real_number(min_p, "min_p"), seed, candidate, typical_p, xtc_probability,
+        temperature = to_float(temperature, "temperature")
+        self._c = llamac_sampling(<float>temperature, as_int(top_k, "top_k"), <float>to_float(top_p, "top_p"),
+                                  <float>to_float(min_p, "min_p"), seed, candidate, typical_p, xtc_probability,
                                   xtc_threshold, mirostat_tau, mirostat_eta)
         if temperature > 0 and self._c.temperature == 0:
             raise ArgumentError(f"temperature {temperature} is too small: use 0 for the most probable token")

@@ -37,17 +37,17 @@ def wrong_type(name: str, value: object, expected: str) -> ArgumentTypeError:
     return ArgumentTypeError(f"{name} must be {expected}, not {type(value).__name__}")
 
 
-def whole_number(value: object, name: str) -> int:
+def to_int(value: object, name: str) -> int:
     """Convert an int or an integer type such as NumPy's to an int. A bool is an error."""
     if hasattr(value, "__index__") and not isinstance(value, bool):
         try:
             return index(value)
         except TypeError:  # a NumPy array has the method, but refuses
             pass
-    raise wrong_type(name, value, "a whole number")
+    raise wrong_type(name, value, "an integer")
 
 
-def real_number(value: object, name: str) -> float:
+def to_float(value: object, name: str) -> float:
     """Convert an int, a float or a numeric type such as NumPy's to a float. A bool or a str is an error."""
     if (hasattr(value, "__float__") or hasattr(value, "__index__")) and not isinstance(value, bool):
         try:
@@ -114,7 +114,7 @@ def adapters(value: Adapter | Iterable[Adapter]) -> list[tuple[Path, float]]:
         if not isinstance(path, str | os.PathLike):
             raise wrong_type("lora", path, expected)
         folder = file_path(path, "lora")
-        number = real_number(strength, f"the strength of the adapter {folder}")
+        number = to_float(strength, f"the strength of the adapter {folder}")
         if not math.isfinite(number):
             raise ArgumentError(f"the strength of the adapter {folder} is {number}, expected a finite number")
         found.append((folder, number))

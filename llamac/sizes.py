@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from llamac.arguments import whole_number
+from llamac.arguments import to_int
 from llamac.errors import ArgumentError
 
 UNITS = {
@@ -37,13 +37,13 @@ def counted(count: float, noun: str) -> str:
 
 
 def parse_size(value: object, name: str) -> int:
-    """Convert a number of bytes: a whole number, or a text such as "2GiB", "512 MiB" or "1.5GB".
+    """Convert a number of bytes: an integer, or a text such as "2GiB", "512 MiB" or "1.5GB".
 
     Raises:
         ArgumentError: If the text is not a size, or the size is less than a byte. `ArgumentTypeError` for other types.
     """
     if not isinstance(value, str):
-        count = whole_number(value, name)
+        count = to_int(value, name)
     else:
         found = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([A-Za-z]*)\s*", value, re.ASCII)
         if found is None or found[2].lower() not in _NAMES:

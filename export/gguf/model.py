@@ -166,7 +166,7 @@ def _canonical_or_without_mtp(
             raise
         config = replace(config, model=replace(config.model, mtp=None))
         found = _canonical(config, mtp.without_others(tensors, config.model))
-        warnings.append(f"the MTP layer is left out, so the model has no drafts of its own: {error}")
+        warnings.append(f"the MTP layer is left out, so llamac cannot draft with it: {error}")
         return config, found
 
 

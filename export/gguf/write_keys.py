@@ -286,12 +286,12 @@ def warnings_of(checkpoint: Checkpoint, row: Architecture) -> Iterator[str]:
         )
     if row.delta_net and not math.isclose(checkpoint.config.norm_eps, UNIT_EPS, rel_tol=1e-3):
         yield (
-            f"llama.cpp norms q and k of delta nets with the model's norm_eps ({checkpoint.config.norm_eps:g}), not"
-            f" with {UNIT_EPS:g}: logits differ slightly"
+            f"llama.cpp normalizes q and k of delta nets with the model's norm_eps ({checkpoint.config.norm_eps:g}), "
+            f"not with {UNIT_EPS:g}: logits differ slightly"
         )
     if row.latent and not math.isclose(checkpoint.config.norm_eps, NORM_EPS, rel_tol=1e-3):
         yield (
-            f"llama.cpp norms latents with the model's norm_eps ({checkpoint.config.norm_eps:g}), not with"
+            f"llama.cpp normalizes latents with the model's norm_eps ({checkpoint.config.norm_eps:g}), not with"
             f" {NORM_EPS:g}: logits differ slightly"
         )
     if row.family == "gpt_neox":

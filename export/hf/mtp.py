@@ -13,7 +13,7 @@ from llamac.errors import ExportError
 from llamac.export.hf.parsed_config import HfConfig
 from llamac.export.stored import StoredTensor, are_equal
 
-LEFT_OUT = "the MTP layer is left out, so the model has no drafts of its own"
+LEFT_OUT = "the MTP layer is left out, so llamac cannot draft with it"
 # Copies of the model's matrices beside a numbered MTP layer, and the names of the originals; without the second, the
 # first is both.
 COPIES = {

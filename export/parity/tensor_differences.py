@@ -186,7 +186,7 @@ def _place(own: Floats, expected: Floats) -> str:
 
 
 def listed(numbers: Sequence[int]) -> str:
-    """Whole numbers as a list. Runs of three or more are shortened, and long lists are cut."""
+    """Integers as a list. Runs of three or more are shortened, and long lists are cut."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:

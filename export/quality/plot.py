@@ -97,7 +97,7 @@ def draw(points: Sequence[Point], title: str) -> str:
 
 
 def _span(values: Sequence[float], step: int) -> tuple[int, int]:
-    """Whole numbers around all values, at least `step` apart."""
+    """Integers around all values, at least `step` apart."""
     first, last = math.floor(min(values)), math.ceil(max(values))
     return first, max(last, first + step)
 

@@ -65,9 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="add the runs to those in the file of --json, to measure two builds or files in alternation",
     )
-    results.add_argument(
-        "--roofline", metavar="FILE", help="draw the speeds and the machine's limits as SVG"
-    )
+    results.add_argument("--roofline", metavar="FILE", help="draw the speeds and the machine's limits as SVG")
     results.add_argument(
         "--compare",
         nargs=2,
@@ -124,11 +122,11 @@ def _add_measurements(group: Group) -> None:
 
 
 def _numbers(text: str) -> list[int]:
-    """Whole numbers separated by commas. An empty string is an empty list."""
+    """Integers separated by commas. An empty string is an empty list."""
     try:
         return [int(part) for part in text.split(",")] if text else []
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers such as 1,2,4") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of integers such as 1,2,4") from None
 
 
 def run(options: argparse.Namespace) -> int:

@@ -163,7 +163,7 @@ class Conversation:
         try:
             converted = kind(value)
         except ValueError:
-            what = "a whole number" if kind is int else "a number"
+            what = "an integer" if kind is int else "a number"
             raise ArgumentError(f"{name} is {value!r}, expected {what}, or default") from None
         self.params = self.params.updated({name: converted})
 

@@ -46,7 +46,8 @@ def add_comparison(group: Group) -> None:
     group.add_argument(
         "--witness",
         choices=("transformers", "tinygrad"),
-        help="with --against: the library that computes the reference (default: transformers); tinygrad supports GPT-2 and LLaMA",
+        help="with --against: the library that computes the reference (default: transformers); tinygrad supports GPT-2 "
+        "and LLaMA",
     )
     group.add_argument("--prompt", metavar="TEXT", help="with --against: compare on this text (default: a short text)")
     group.add_argument(

@@ -111,8 +111,8 @@ def add_kernels(group: Group, kv_dtypes: tuple[KVDtype, ...] = KV_DTYPES) -> Non
         "--numerics",
         choices=NUMERICS,
         default="exact",
-        help="how matrix products round their inputs. exact (default): to 15 bits with q8, q6 and GGUF's types; fast: to "
-        "8 bits with these, and to bf16 with bf16, which speeds up long prompts and batches where the processor has "
+        help="how matrix products round their inputs. exact (default): to 15 bits with q8, q6 and GGUF's types; fast: "
+        "to 8 bits with these, and to bf16 with bf16, which speeds up long prompts and batches where the processor has "
         "VNNI or bf16 instructions, and changes results slightly",
     )
 
@@ -123,8 +123,8 @@ def add_device(group: Group) -> None:
         "--device",
         default="cpu",
         metavar="NAME",
-        help="the device to compute on: cpu (default); cuda or cuda:N, a GPU, with the same results; auto, a GPU if there is "
-        "a usable one",
+        help="the device to compute on: cpu (default); cuda or cuda:N, a GPU, with the same results; auto, a GPU if "
+        "there is a usable one",
     )
 
 
@@ -215,7 +215,7 @@ def _count(text: str) -> int:
     try:
         number = int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer") from None
     if number < 0:
         raise argparse.ArgumentTypeError(f"{number} is negative, expected 0 or more")
     return number

@@ -39,7 +39,9 @@ def add_arguments(parser: Parser) -> None:
     texts = parser.add_argument_group("texts")
     add_file(texts, "documents")
     texts.add_argument(
-        "--task", metavar="TEXT", help="the purpose of the query, for a model with a chat template (default: the model's)"
+        "--task",
+        metavar="TEXT",
+        help="the purpose of the query, for a model with a chat template (default: the model's)",
     )
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print a line of JSON for each document")

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llamac.arguments import AUTO, KVDtype, Numerics, whole_number
+from llamac.arguments import AUTO, KVDtype, Numerics, to_int
 from llamac.engine.evaluating import Evaluating
 from llamac.engine.memory import MIN_CONTEXT, MemoryLimit, MemoryPlan, MemoryUse, check_limit, memory_use, plan_memory
 from llamac.engine.model_file import ModelFile
@@ -359,7 +359,7 @@ class Model(ModelFile, Evaluating):
 
     @kv_budget.setter
     def kv_budget(self, budget: int | None) -> None:
-        if budget is not None and whole_number(budget, "kv_budget") < 1:
+        if budget is not None and to_int(budget, "kv_budget") < 1:
             raise ArgumentError(f"kv_budget is {budget}, expected at least 1 byte, or None for no limit")
         self._memory.kv_budget = budget
         self._memory.apply()
@@ -382,7 +382,7 @@ class Model(ModelFile, Evaluating):
         Raises:
             ArgumentError: If a setting is out of range.
         """
-        if not 1 <= whole_number(sequences, "sequences") <= MAX_SEQUENCES:
+        if not 1 <= to_int(sequences, "sequences") <= MAX_SEQUENCES:
             raise ArgumentError(f"sequences is {sequences}, expected 1 to {MAX_SEQUENCES}")
         return plan_memory(self, self.max_memory, self._context_limit(context), sequences, kv_dtype)
 
@@ -397,9 +397,9 @@ class Model(ModelFile, Evaluating):
         chosen = self._session_defaults.context if context is None else context
         if chosen is None:
             return limit
-        if not 1 <= whole_number(chosen, "context") <= limit:
+        if not 1 <= to_int(chosen, "context") <= limit:
             raise ArgumentError(f"context is {chosen}, expected 1 to {limit}")
-        return whole_number(chosen, "context")
+        return to_int(chosen, "context")
 
     def _session_for(self, positions: int, context: int | None = None) -> Session:
         """Open a session for a request that can reach `positions` positions.

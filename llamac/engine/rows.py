@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 from typing import TypeAlias
 
 from llamac import _core
-from llamac.arguments import whole_number, wrong_type
+from llamac.arguments import to_int, wrong_type
 from llamac.errors import ArgumentError, ArgumentTypeError
 
 STAGES: tuple[str, ...] = _core.stages()
@@ -22,7 +22,7 @@ def as_ids(ids: Iterable[int]) -> array[int]:
     if isinstance(ids, str):
         raise ArgumentTypeError("expected token ids, got text: use model.tokenize(text) first")
     if isinstance(ids, bytes | bytearray | AbstractSet | Mapping):  # sets and mappings have no order
-        raise wrong_type("token ids", ids, "a sequence of whole numbers")
+        raise wrong_type("token ids", ids, "a sequence of integers")
     if hasattr(ids, "tolist"):
         ids = ids.tolist()
     try:
@@ -32,9 +32,9 @@ def as_ids(ids: Iterable[int]) -> array[int]:
             raise TypeError("'bool' object cannot be interpreted as an integer")
         return array("i", ids)
     except TypeError as error:
-        raise ArgumentTypeError(f"token ids must be whole numbers of 32 bits: {error}") from None
+        raise ArgumentTypeError(f"token ids must be 32-bit integers: {error}") from None
     except OverflowError as error:
-        raise ArgumentError(f"token ids must be whole numbers of 32 bits: {error}") from None
+        raise ArgumentError(f"token ids must be 32-bit integers: {error}") from None
 
 
 def known_ids(ids: Iterable[int], size: int, name: str) -> array[int]:
@@ -52,7 +52,7 @@ def known_ids(ids: Iterable[int], size: int, name: str) -> array[int]:
 
 def as_id(token: int) -> array[int]:
     """Like `as_ids`, for one token id."""
-    number = whole_number(token, "token")
+    number = to_int(token, "token")
     try:
         return array("i", [number])
     except OverflowError:
@@ -112,7 +112,7 @@ def draft_rows(ids: Iterable[int], parents: Iterable[int], sequence: int) -> Row
         raise ArgumentError(f"there are {len(tokens)} drafts and {len(indices)} parents: expected one for each")
     rows = array("i")
     for token, parent in zip(tokens, indices, strict=True):
-        rows.extend((token, whole_number(sequence, "sequence"), parent, 1))
+        rows.extend((token, to_int(sequence, "sequence"), parent, 1))
     return rows
 
 
@@ -134,7 +134,7 @@ def stages_and_layers(
             case str() as name:
                 layer = None
             case (str() as name, layer):
-                layer = whole_number(layer, "a stage's layer")
+                layer = to_int(layer, "a stage's layer")
             case _:
                 raise ArgumentTypeError(f"stages holds {stage!r}, expected {expected}")
         if name not in STAGES:

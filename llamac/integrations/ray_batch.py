@@ -225,7 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--context", type=int, metavar="N", help="positions per request (default: the model's)")
     parser.add_argument("--kv-dtype", choices=KV_DTYPES, help="number format of the KV cache")
     parser.add_argument("--kv-tokens", type=int, metavar="N", help="positions in the KV cache of a worker")
-    parser.add_argument("--device", default="cpu", metavar="NAME", help="the device to compute on: only cpu is possible")
+    parser.add_argument("--device", default="cpu", metavar="NAME", help="the device to compute on: only cpu")
     options = vars(parser.parse_args(arguments))
     address = options.pop("address")
     try:

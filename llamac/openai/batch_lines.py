@@ -48,7 +48,7 @@ def translate_line(entry: Mapping[str, Any], defaults: SamplingParams) -> Genera
         raise InvalidRequestError(f"unknown field {unknown!r} of the line", unknown, "unknown_parameter")
     request = translate(endpoint, entry["body"])
     if request.stream:
-        raise InvalidRequestError("a batch has no streams: leave stream out", "stream", "unsupported_parameter")
+        raise InvalidRequestError("a batch has no streams: omit stream", "stream", "unsupported_parameter")
     if len(request.inputs) > 1:
         message = f"prompt has {len(request.inputs)} prompts: a line of a batch has one"
         raise InvalidRequestError(message, "prompt", "unsupported_value")

@@ -24,7 +24,7 @@ INDEX = re.compile(r"\[\d+\]")
 TYPES: dict[str, tuple[type | tuple[type, ...], str]] = {
     "string": (str, "a string"),
     "boolean": (bool, "a boolean"),
-    "integer": (int, "a whole number"),
+    "integer": (int, "an integer"),
     "number": ((int, float), "a number"),
     "object": (dict, "an object"),
     "array": (list, "an array"),
@@ -173,7 +173,7 @@ class Form:
         text = f" ({self.texts[name]})" if self.texts.get(name) else ""
         values = " or ".join(map(json.dumps, self.refused[name]))
         hint = f", or set it to {values}" if values else ""
-        return f"this version does not support {path!r}{text}: leave it out{hint}"
+        return f"this version does not support {path!r}{text}: omit it{hint}"
 
 
 @dataclass(frozen=True)
@@ -220,8 +220,9 @@ def _object(schemas: Mapping[str, Schema], required: Sequence[str]) -> Schema:
 
 def _check(value: object, schema: Schema, path: str) -> None:
     """Check a plain value."""
-    kind, expected = TYPES.get(schema.get("type", ""), (object, ""))
-    if not isinstance(value, kind) or (isinstance(value, bool) and "number" in expected):
+    name = schema.get("type", "")
+    kind, expected = TYPES.get(name, (object, ""))
+    if not isinstance(value, kind) or (isinstance(value, bool) and name in ("integer", "number")):
         raise wrong_type(path, value, expected)
     if isinstance(value, int) and kind is int:
         least, most = schema.get("minimum", value), schema.get("maximum", value)

@@ -178,7 +178,7 @@ def translate(endpoint: Endpoint, body: Mapping[str, Any]) -> GenerationRequest:
     only_echo = echo and given.get("max_tokens") == 0
     params = _params(endpoint, {**given, "max_tokens": 1} if only_echo else given, ignored)
     if echo and params.context_overflow not in (None, "error"):
-        raise InvalidRequestError("echo needs the whole prompt: leave context_overflow out", "echo", "invalid_value")
+        raise InvalidRequestError("echo needs the whole prompt: omit context_overflow", "echo", "invalid_value")
     if echo and params.logprobs is not None:
         params = params.updated({"prompt_logprobs": params.logprobs})
     is_chat = endpoint == "chat"
@@ -243,7 +243,7 @@ def _suffix(value: str | None, inputs: Sequence[Any], *, echo: bool) -> str | No
     if not value:
         return None
     if echo:
-        raise InvalidRequestError("suffix and echo exclude each other", "suffix", "invalid_value")
+        raise InvalidRequestError("suffix and echo cannot be combined", "suffix", "invalid_value")
     if not all(isinstance(prompt, str) for prompt in inputs):
         raise InvalidRequestError("suffix needs a prompt that is a string", "suffix", "invalid_value")
     return value
@@ -262,7 +262,7 @@ def _include_usage(value: object, ignored: Ignored, *, stream: bool) -> bool:
 def _params(endpoint: Endpoint, given: Mapping[str, Any], ignored: Ignored) -> SamplingParams:
     lengths = [name for name in LENGTHS if name in given]
     if len(lengths) > 1:
-        message = "max_tokens and max_completion_tokens exclude each other"
+        message = "max_tokens and max_completion_tokens cannot be combined"
         raise InvalidRequestError(message, LENGTHS[0], "invalid_value")
     values = {name: given[name] for name in SAMPLING if name in given}
     if "logit_bias" in values:

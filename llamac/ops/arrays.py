@@ -10,7 +10,7 @@ from types import EllipsisType
 from typing import TYPE_CHECKING
 
 from llamac import _core
-from llamac.arguments import real_number, whole_number, wrong_type
+from llamac.arguments import to_float, to_int, wrong_type
 from llamac.engine.hardware import machine
 from llamac.errors import ArgumentError, ArgumentTypeError
 
@@ -67,7 +67,7 @@ def floats(value: object, name: str, shape: tuple[int | str | EllipsisType, ...]
 
 
 def integers(value: object, name: str, size: int | None, low: int, high: int) -> Integers:
-    """Check a list or a one-dimensional array of whole numbers from low to high.
+    """Check a list or a one-dimensional array of integers from low to high.
 
     Args:
         value: The argument.
@@ -82,9 +82,9 @@ def integers(value: object, name: str, size: int | None, low: int, high: int) ->
     try:
         numbers = np.asarray(value)
     except ValueError:  # NumPy's error names no argument
-        raise ArgumentError(f"{name} holds lists of different lengths, expected whole numbers") from None
+        raise ArgumentError(f"{name} holds lists of different lengths, expected integers") from None
     if numbers.size and numbers.dtype.kind not in "iu":
-        raise ArgumentTypeError(f"{name} holds numbers of {numbers.dtype}, expected whole numbers")
+        raise ArgumentTypeError(f"{name} holds numbers of {numbers.dtype}, expected integers")
     if numbers.ndim != 1 or not numbers.size or (size is not None and numbers.size != size):
         expected = "(n,) with at least one number" if size is None else f"({size},): one for each row"
         raise ArgumentError(f"{name} has shape {numbers.shape}, expected {expected}")
@@ -105,7 +105,7 @@ def _check_mask(value: object, name: str) -> None:
 
 def finite_number(value: object, name: str) -> float:
     """Check a number that is neither infinite nor NaN."""
-    number = real_number(value, name)
+    number = to_float(value, name)
     if not math.isfinite(number):
         raise ArgumentError(f"{name} is {number:g}, expected a finite number")
     return number
@@ -132,7 +132,7 @@ def thread_count(threads: int | None, work: int) -> int:
     """
     if threads is None:
         return 1 if work < SMALL_WORK else _default_threads.now()
-    count = whole_number(threads, "threads")
+    count = to_int(threads, "threads")
     if not 1 <= count <= MAX_THREADS:
         raise ArgumentError(f"threads is {count}, expected 1 to {MAX_THREADS}, or None for this machine's default")
     return count

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from llamac import _core
-from llamac.arguments import KV_DTYPES, KVDtype, real_number, whole_number, wrong_type
+from llamac.arguments import KV_DTYPES, KVDtype, to_float, to_int, wrong_type
 from llamac.engine.hardware.machine import choose_isa
 from llamac.errors import ArgumentError
 from llamac.ops.arrays import NUMBERS, choice, finite_number, floats, integers, optional, thread_count
@@ -78,7 +78,7 @@ def attention(
         raise wrong_type("causal", causal, "True or False")
     begin, end = _visible(rows, n, causal, positions, window)
     sinks = None if sinks is None else floats(sinks, "sinks", (heads,), "a number for each head of q")
-    cap = real_number(soft_cap, "soft_cap")
+    cap = to_float(soft_cap, "soft_cap")
     if not 0 <= cap < np.inf:
         raise ArgumentError(f"soft_cap is {cap:g}, expected a positive number, or 0 for none")
     factor = head_dim**-0.5 if scale is None else finite_number(scale, "scale")
@@ -96,7 +96,7 @@ def _visible(
     """The first position that each row sees, and the end of those that it sees."""
     import numpy as np
 
-    width = whole_number(window, "window")
+    width = to_int(window, "window")
     if width < 0:
         raise ArgumentError(f"window is {width}, expected a number of positions, or 0 for no window")
     if not causal:

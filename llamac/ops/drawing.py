@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from llamac import _core
-from llamac.arguments import real_number, whole_number
+from llamac.arguments import to_float, to_int
 from llamac.engine.hardware.machine import choose_isa
 from llamac.engine.sampling.params import MAX_CANDIDATE, MAX_SEED, MIN_POSITIVE
 from llamac.errors import ArgumentError
@@ -61,7 +61,7 @@ def sample(
     logits = floats(logits, "logits", ("vocabulary",))
     whole = {"seed": (seed, MAX_SEED), "candidate": (candidate, MAX_CANDIDATE), "position": (position, MAX_SEED)}
     for name, (value, high) in whole.items():
-        if not 0 <= whole_number(value, name) <= high:
+        if not 0 <= to_int(value, name) <= high:
             raise ArgumentError(f"{name} is {value}, expected 0 to {high}")
     settings = _core.Sampling(
         temperature,
@@ -71,15 +71,15 @@ def sample(
         seed,
         candidate=candidate,
         typical_p=_share(typical_p, "typical_p"),
-        xtc_probability=real_number(xtc_probability, "xtc_probability"),
-        xtc_threshold=real_number(xtc_threshold, "xtc_threshold"),
+        xtc_probability=to_float(xtc_probability, "xtc_probability"),
+        xtc_threshold=to_float(xtc_threshold, "xtc_threshold"),
     )
     return _core.op_sample(logits.data, settings, position, choose_isa(isa))
 
 
 def _share(value: float, name: str) -> float:
     """A probability above 0, which also is above 0 in the core's float32."""
-    number = real_number(value, name)
+    number = to_float(value, name)
     if not 0 < number <= 1:
         raise ArgumentError(f"{name} is {number:g}, expected more than 0 and at most 1")
     return max(number, MIN_POSITIVE)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from llamac import _core
-from llamac.arguments import NUMERICS, Numerics, whole_number, wrong_type
+from llamac.arguments import NUMERICS, Numerics, to_int, wrong_type
 from llamac.engine.hardware.machine import choose_isa
 from llamac.engine.model import Model
 from llamac.errors import ArgumentError
@@ -53,7 +53,7 @@ class Matrix:
 
         if dtype not in NUMBERS:
             raise ArgumentError(f"dtype is {dtype!r}, expected one of {', '.join(NUMBERS)}")
-        rows, columns = (whole_number(size, "shape") for size in _pair(shape))
+        rows, columns = (to_int(size, "shape") for size in _pair(shape))
         if not 1 <= rows <= MAX_ROWS or not 1 <= columns <= MAX_COLUMNS:
             raise ArgumentError(f"shape is ({rows}, {columns}), expected up to {MAX_ROWS} rows, {MAX_COLUMNS} columns")
         if not isinstance(data, bytes | bytearray | memoryview) or memoryview(data).format != "B":

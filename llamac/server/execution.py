@@ -67,7 +67,7 @@ async def execute(service: Service, call: Call) -> Answer | EventStream:
         return EventStream(partial(_events, worker, request), worker.settings, headers)
     if stream:
         request.cancel()
-        raise InvalidRequestError("a stream has one candidate: leave n out", "sampling", "invalid_value")
+        raise InvalidRequestError("a stream has one candidate: omit n", "sampling", "invalid_value")
     [completion] = await until_gone(call.receive, collected(worker, [request]))
     return Answer(_result(worker, completion), headers=headers)
 

@@ -242,7 +242,7 @@ def _limit(option: str, value: str, where: str) -> object:
     except ValueError:
         number = 0
     if not 0 < number < math.inf:
-        kind = "a number" if option == "timeout" else "a whole number"
+        kind = "a number" if option == "timeout" else "an integer"
         raise ArgumentError(f"{where}: {option} is {value!r}, expected {kind} greater than 0")
     return number
 

@@ -258,7 +258,7 @@ KINDS = {
     bool: "true or false",
     dict: "a table",
     float: "a number",
-    int: "a whole number",
+    int: "an integer",
     list: "an array",
     str: "a string",
 }

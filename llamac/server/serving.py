@@ -108,7 +108,7 @@ def listen_unix(path: str) -> socket.socket:
     """
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(os.stat(path).st_mode):
-            raise ArgumentError(f"--uds {path}: this is not a socket, and is not replaced")
+            raise ArgumentError(f"--uds {path}: this is not a socket, so llamac does not replace it")
         with socket.socket(socket.AF_UNIX) as other:
             try:
                 other.connect(path)

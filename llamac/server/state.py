@@ -75,7 +75,7 @@ def _place(data: list[dict[str, Any]], name: str, parameter: str) -> int:
 def _limit(text: str) -> int:
     is_number = text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS
     if not is_number or not 1 <= int(text) <= MAX_MODELS:
-        message = f"limit is {text[:SHOWN]!r}, expected a whole number from 1 to {MAX_MODELS}"
+        message = f"limit is {text[:SHOWN]!r}, expected an integer from 1 to {MAX_MODELS}"
         raise InvalidRequestError(message, "limit", "invalid_value")
     return int(text)
 

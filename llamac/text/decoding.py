@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from llamac.arguments import whole_number
+from llamac.arguments import to_int
 from llamac.errors import ArgumentError, UnsupportedError
 from llamac.text.packed import is_packed, rest_of
 from llamac.text.tokenizer_json import parse_document
@@ -163,7 +163,7 @@ class TokenTexts:
         return data
 
     def _check(self, token: int) -> int:
-        number = whole_number(token, "a token id")
+        number = to_int(token, "a token id")
         if not 0 <= number < self.id_count:
             raise ArgumentError(
                 f"token id {number} is out of range: the ids of this tokenizer are 0 to {self.id_count - 1}"

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from llamac.arguments import StrPath, file_path, whole_number, wrong_type
+from llamac.arguments import StrPath, file_path, to_int, wrong_type
 from llamac.errors import ArgumentError, ArgumentTypeError, ContextFullError, TokenizerError
 from llamac.interrupt import in_main_thread, interruptible
 from llamac.text.decoding import StreamDecoder, TokenTexts, decode_rules
@@ -316,7 +316,7 @@ class Tokenizer:
         """
         if not isinstance(text, str):
             raise wrong_type("text", text, "a str")
-        if limit is not None and (limit := whole_number(limit, "limit")) < 0:
+        if limit is not None and (limit := to_int(limit, "limit")) < 0:
             raise ArgumentError(f"limit is {limit}, expected 0 or more")
         loaded = self._loaded
         if limit is not None and (least := loaded.bound.least(text)) > limit:

@@ -41,7 +41,7 @@ def read_inputs(path: Path) -> Inputs:
     """Read a .npy or a safetensors file, which can be one that `--dump` has written.
 
     Args:
-        path: The file. A .npy file has whole numbers of shape (n) or (1, n), or float32 of shape (n, dim). A
+        path: The file. A .npy file has integers of shape (n) or (1, n), or float32 of shape (n, dim). A
             safetensors file has the ids as `ids` or `input_ids`, embeddings as `embeddings` or `inputs_embeds`, or
             both. Of a dump, the ids count, and `embedding.0` only without them.
 
@@ -90,7 +90,7 @@ def _ids(path: Path, found: NDArray[Any]) -> array[int]:
         found = found[0]
     if found.ndim != 1 or found.dtype.kind not in "iu":
         raise ArgumentError(
-            f"{path} holds an array of {found.dtype}, shape {found.shape}: expected whole numbers of shape (n), or "
+            f"{path} holds an array of {found.dtype}, shape {found.shape}: expected integers of shape (n), or "
             "embeddings of shape (n, dim)"
         )
     if len(found) > MAX_TOKENS:

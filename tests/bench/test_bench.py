@@ -304,7 +304,7 @@ def test_model_names_are_escaped(named: Path, tmp_path: Path, encoding: str) -> 
 def test_a_malformed_list_is_wrong_usage(llamac_command: Command, tiny_llama: Path) -> None:
     done = llamac_command("bench", tiny_llama, "--threads", "1,two")
     assert (done.code, done.out) == (2, "")
-    assert "'1,two' is not a list of whole numbers" in done.err
+    assert "'1,two' is not a list of integers" in done.err
 
 
 ANNOUNCED = """

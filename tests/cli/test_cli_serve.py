@@ -60,7 +60,7 @@ ENDLESS = {"prompt": "x", "stream": True, "max_tokens": 10**6, "ignore_eos": Tru
         (["--ready-callback", "localhost:80"], "--ready-callback is 'localhost:80', expected http://HOST/PATH"),
         (["--ready-callback", "http://a:b@x/"], "--ready-callback is 'http://a:b@x/', expected http://HOST/PATH"),
         (["--tls-cert", "c.pem"], "--tls-cert and --tls-key need each other"),
-        (["--uds", "."], "this is not a socket, and is not replaced"),
+        (["--uds", "."], "this is not a socket, so llamac does not replace it"),
     ],
 )
 def test_settings_that_cannot_be_used_are_refused(

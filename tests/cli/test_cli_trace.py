@@ -202,7 +202,7 @@ def test_inputs_that_are_no_ids_are_refused(model: Path, tmp_path: Path, llamac_
         (np.full((3, 64), np.nan, np.float32), "embeddings that are not finite"),
         (np.zeros(64, np.float32), "expected floats of shape (n, dim)"),
         (np.zeros((0, 64), np.float32), "there is nothing to trace"),
-        (np.zeros((3, 4), np.int32), "expected whole numbers of shape (n)"),
+        (np.zeros((3, 4), np.int32), "expected integers of shape (n)"),
         (np.array([1, -1]), "holds numbers from -1 to 1, expected token ids"),
         (np.array([], np.int32), "there is nothing to trace"),
         (np.full((3, 64), 1e300), "embeddings that are not finite"),

@@ -3,7 +3,7 @@
 A schema cannot say what depends on the model (its vocabulary, its template, its context) or on another parameter of the
 body. Such a request is refused with status 400 and one of the codes below. The check `well_formed_requests_are_read`
 fails for every other refusal: of a type, of an unknown or of a missing parameter. There is one exception: the server
-refuses 6.0 where a whole number is expected, and JSON schemas cannot tell it from 6.
+refuses 6.0 where an integer is expected, and JSON schemas cannot tell it from 6.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def well_formed_requests_are_read(
 
 
 def has_whole_float(value: Any) -> bool:
-    """Whether a whole number is written with a fraction somewhere in a body."""
+    """Whether an integer is written with a fraction somewhere in a body."""
     if isinstance(value, dict | list):
         return any(map(has_whole_float, value.values() if isinstance(value, dict) else value))
     return isinstance(value, float) and value.is_integer()

@@ -21,16 +21,16 @@ CALLS: dict[str, tuple[str, Callable[[Any, Any], object]]] = {
     "tokenize": ("text must be a str, not int", lambda model, _: model.tokenize(5)),
     "encode": ("text must be a str, not bytes", lambda model, _: model.tokenizer.encode(b"a")),
     "decode": ("ids must be token ids, not int", lambda model, _: model.tokenizer.decode(5)),
-    "decode a str": ("a token id must be a whole number, not str", lambda model, _: model.tokenizer.decode("ab")),
+    "decode a str": ("a token id must be an integer, not str", lambda model, _: model.tokenizer.decode("ab")),
     "id_of": ("token_text must be a str, not int", lambda model, _: model.tokenizer.id_of(5)),
-    "token_bytes": ("a token id must be a whole number, not str", lambda model, _: model.tokenizer.token_bytes("a")),
+    "token_bytes": ("a token id must be an integer, not str", lambda model, _: model.tokenizer.token_bytes("a")),
     "from_file": ("path must be a str or an os.PathLike, not int", lambda *_: Tokenizer.from_file(5)),  # type: ignore[arg-type]
     "from_json": ("special must be SpecialTokens, not dict", lambda *_: Tokenizer.from_json("{}", {})),  # type: ignore[arg-type]
     "load": ("tokenizer must be a str or an os.PathLike, not int", lambda *_: llamac.load("stories", tokenizer=5)),  # type: ignore[arg-type]
     "load dtype": ("dtype must be a str, not int", lambda *_: llamac.load("stories", dtype=8)),  # type: ignore[arg-type]
-    "step": ("token must be a whole number, not str", lambda model, _: model.session().step("a")),
-    "prefill": ("token ids must be whole numbers", lambda model, _: model.session().prefill(["a"])),
-    "export threads": ("threads must be a whole number, not str", lambda *_: exported(threads="2")),
+    "step": ("token must be an integer, not str", lambda model, _: model.session().step("a")),
+    "prefill": ("token ids must be 32-bit integers", lambda model, _: model.session().prefill(["a"])),
+    "export threads": ("threads must be an integer, not str", lambda *_: exported(threads="2")),
     "export tokenizer": ("tokenizer must be a str or an os.PathLike, not bool", lambda *_: exported(tokenizer=True)),
     "export map": ("dtype_map is 'a=q8', expected 'auto' or pairs", lambda *_: exported(dtype="q4", dtype_map="a=q8")),
     "export maps": ("dtype_map is .*, expected 'auto' or pairs", lambda *_: exported(dtype="q4", dtype_map=[("a", 8)])),

@@ -280,7 +280,7 @@ def test_values_out_of_range_are_errors(settings: dict[str, Any], message: str) 
     ("settings", "message"),
     [
         ({"logit_bias": 5}, "logit_bias must be a dict from token ids to numbers, not int"),
-        ({"logit_bias": {"a": 1}}, "each token id of logit_bias must be a whole number, not str"),
+        ({"logit_bias": {"a": 1}}, "each token id of logit_bias must be an integer, not str"),
         ({"ignore_eos": 1}, "ignore_eos must be True or False, not int"),
         ({"stop_token_ids": "ab"}, "stop_token_ids must be a sequence of token ids, not str"),
         ({"logits_processors": [5]}, "each of logits_processors must be a function, not int"),

@@ -192,23 +192,23 @@ def test_malformed_ids_are_refused_and_change_nothing(model: llamac.Model, sessi
         ([], "no tokens"),
         (np.array([], np.int64), "no tokens"),
         ("text", "text: use model.tokenize"),
-        (b"bytes", "token ids must be a sequence of whole numbers, not bytes"),
+        (b"bytes", "token ids must be a sequence of integers, not bytes"),
         (bytearray(8), "not bytearray"),
         ({1, 2}, "not set"),  # without an order
         ({1: 2}, "not dict"),
-        ([1, 2.0], "whole numbers"),
-        ([1, None], "whole numbers"),
-        ([1, True], "whole numbers of 32 bits: 'bool' object"),
-        (np.array([True, False]), "whole numbers of 32 bits: 'bool' object"),
-        (np.array([True, False], object), "whole numbers of 32 bits: 'bool' object"),
-        ([1, np.True_], "whole numbers"),
-        (["1"], "whole numbers"),
-        (np.array([1.0, 2.0]), "whole numbers"),
-        (np.ones((2, 3), np.int64), "whole numbers"),
-        (np.array(3), "whole numbers"),
-        (5, "whole numbers"),
-        ([2**31], "whole numbers of 32 bits"),
-        (np.array([2**40]), "whole numbers of 32 bits"),
+        ([1, 2.0], "integers"),
+        ([1, None], "integers"),
+        ([1, True], "32-bit integers: 'bool' object"),
+        (np.array([True, False]), "32-bit integers: 'bool' object"),
+        (np.array([True, False], object), "32-bit integers: 'bool' object"),
+        ([1, np.True_], "integers"),
+        (["1"], "integers"),
+        (np.array([1.0, 2.0]), "integers"),
+        (np.ones((2, 3), np.int64), "integers"),
+        (np.array(3), "integers"),
+        (5, "integers"),
+        ([2**31], "32-bit integers"),
+        (np.array([2**40]), "32-bit integers"),
         ([1, 2, 301], "row 2: token is 301, expected 0 to 300"),
         ([1, -1], "row 1: token is -1, expected 0 to 300"),
     ]
@@ -232,8 +232,8 @@ def test_malformed_rows_are_refused_and_change_nothing(model: llamac.Model) -> N
             ((1, 2, 0, True), "row 1: sequence is 2, expected 0 to 1"),
             ((1, -1, 0, True), "row 1: sequence is -1, expected 0 to 1"),
             ((999, 0, 5, True), "row 1: token is 999, expected 0 to 300"),
-            ((1.5, 0, 5, True), "whole numbers"),
-            ((True, 0, 5, True), "whole numbers of 32 bits: 'bool' object"),
+            ((1.5, 0, 5, True), "integers"),
+            ((True, 0, 5, True), "32-bit integers: 'bool' object"),
         ):
             with pytest.raises(ArgumentError, match=message):
                 session.eval_rows(cast("Any", [good, row]))
@@ -256,14 +256,14 @@ def test_invalid_arguments_of_session_methods_are_refused(session: llamac.Sessio
                 use(sequence)
     with pytest.raises(ArgumentError, match="length"):
         session.truncate(2**40)
-    with pytest.raises(ArgumentTypeError, match="length must be a whole number, not float"):
+    with pytest.raises(ArgumentTypeError, match="length must be an integer, not float"):
         anything.truncate(1.0)
-    with pytest.raises(ArgumentTypeError, match="sequence must be a whole number, not str"):
+    with pytest.raises(ArgumentTypeError, match="sequence must be an integer, not str"):
         anything.eval([1], sequence="a")
     for stages in (5, None, "q", ["q", 5], [("q",)], [("q", 0, 1)], [(0, "q")], [b"q"]):
         with pytest.raises(ArgumentTypeError, match="stages"):
             anything.observe([1], stages)
-    with pytest.raises(ArgumentTypeError, match="a stage's layer must be a whole number, not str"):
+    with pytest.raises(ArgumentTypeError, match="a stage's layer must be an integer, not str"):
         anything.observe([1], [("q", "0")])
     assert session.length() == 0
 
@@ -302,7 +302,7 @@ def test_unknown_and_mistyped_options_are_refused(tiny_llama: Path, model: llama
             model.session(sequences=sequences)
     for name in ("sequences", "context", "threads"):
         for wrong in (1.5, "1", True):
-            with pytest.raises(ArgumentTypeError, match=f"{name} must be a whole number, not {type(wrong).__name__}"):
+            with pytest.raises(ArgumentTypeError, match=f"{name} must be an integer, not {type(wrong).__name__}"):
                 model.session(**{name: wrong})  # type: ignore[arg-type]
     for name in ("kv_dtype", "isa"):
         with pytest.raises(ArgumentTypeError, match=f"{name} must be a str, not list"):

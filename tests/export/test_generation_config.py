@@ -102,7 +102,7 @@ def test_the_settings_of_a_gguf_file_are_stored(
         ("temperature", 1e-300, "too small"),
         ("temperature", "hot", "temperature must be a number, not str"),
         ("temperature", True, "temperature must be a number, not bool"),
-        ("top_k", 2.5, "top_k must be a whole number, not float"),
+        ("top_k", 2.5, "top_k must be an integer, not float"),
         ("top_k", -1, "top_k is -1"),
         ("top_k", 1 << 40, "top_k is 1099511627776"),
         ("top_p", 0, "top_p is 0"),

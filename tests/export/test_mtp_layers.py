@@ -338,7 +338,7 @@ def test_a_layer_with_matrices_of_its_own_is_left_out(
     warnings: list[str] = []
     assert hf.read(path, warnings).config.mtp is None
     (warning,) = warnings
-    assert f"the MTP layer is left out, so the model has no drafts of its own: {name} and " in warning
+    assert f"the MTP layer is left out, so llamac cannot draft with it: {name} and " in warning
 
 
 def test_layers_that_config_does_not_count_are_refused(folder: Callable[[str], tuple[Path, int, Tensors]]) -> None:

@@ -69,7 +69,7 @@ def tokenizer() -> Tokenizer:
 
 
 def spellings(value: Any) -> Iterator[str]:
-    """JSON texts of a value: the keys of small objects in every order; whole numbers without a fraction."""
+    """JSON texts of a value: the keys of small objects in every order; integers without a fraction."""
     if isinstance(value, dict):
         orders = itertools.permutations(value) if len(value) <= MAX_KEYS else [tuple(value)]
         for keys in orders:

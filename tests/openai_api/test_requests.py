@@ -203,7 +203,7 @@ def test_unsupported_parameters_are_refused_by_name(name: str) -> None:
             {"messages": HI, "max_tokens": 1, "max_completion_tokens": 1},
             "max_tokens",
             "invalid_value",
-            "exclude each other",
+            "cannot be combined",
         ),
     ],
 )
@@ -217,7 +217,7 @@ def test_wrong_bodies_are_refused(body: dict[str, Any], param: str, code: str | 
     ("prompt", "more", "message"),
     [
         ([1, 2], {}, "suffix needs a prompt that is a string"),
-        ("a", {"echo": True}, "suffix and echo exclude each other"),
+        ("a", {"echo": True}, "suffix and echo cannot be combined"),
     ],
 )
 def test_wrong_suffixes_are_refused(prompt: Any, more: dict[str, Any], message: str) -> None:

@@ -34,7 +34,7 @@ CASES: list[tuple[Callable[[], object], str]] = [
     (lambda: ops.matmul(X, W, threads=0), "threads is 0, expected 1 to 1024, or None for this machine's default"),
     (lambda: ops.matmul(X, W, isa="avx9"), "isa is 'avx9'; this build has "),
     (lambda: ops.dequantize(W, [0, 40]), "rows holds 40, expected 0 to 39"),
-    (lambda: ops.dequantize(W, wrong([1], [2, 3])), "rows holds lists of different lengths, expected whole numbers"),
+    (lambda: ops.dequantize(W, wrong([1], [2, 3])), "rows holds lists of different lengths, expected integers"),
     (lambda: ops.dequantize(W, np.ma.masked_array([1, 2], [True, False])), "rows is a masked array"),
     (lambda: ops.dequantize(W, []), "rows has shape (0,), expected (n,) with at least one number"),
     (lambda: ops.quantize(X, wrong("q5")), "dtype is 'q5', expected 'f32' or 'f16' or 'bf16' or 'q8' or "),
@@ -116,14 +116,14 @@ def test_errors_teach(call: Callable[[], object], message: str) -> None:
         (lambda: ops.matmul(X, wrong(X)), 'matrix must be an ops.Matrix: make one with ops.quantize(weights, "f32")'),
         (
             lambda: ops.rope(Q, wrong(np.zeros(5)), INV_FREQ),
-            "positions holds numbers of float64, expected whole",
+            "positions holds numbers of float64, expected integers",
         ),
         (
             lambda: ops.Matrix(wrong(X), "f32", (3, 64)),
             "data must be bytes in strips: ops.quantize makes a",
         ),
         (lambda: ops.Matrix(wrong(1, 2), "f32", (3, 64)), "data must be bytes in strips: ops.quantize makes a matrix"),
-        (lambda: ops.matmul(X, W, threads=wrong(1.5)), "threads must be a whole number, not float"),
+        (lambda: ops.matmul(X, W, threads=wrong(1.5)), "threads must be an integer, not float"),
         (
             lambda: ops.Matrix.of(wrong("model.bin"), "output.weight"),
             "model must be a model: open one with llamac.load",

@@ -68,8 +68,8 @@ def test_a_line_has_a_key_and_its_limits(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("secret max_request=2", "line 1: there is no limit 'max_request'; did you mean 'max_requests'?"),
-        ("secret max_requests=0", "line 1: max_requests is '0', expected a whole number greater than 0"),
-        ("secret max_requests=1.5", "line 1: max_requests is '1.5', expected a whole number"),
+        ("secret max_requests=0", "line 1: max_requests is '0', expected an integer greater than 0"),
+        ("secret max_requests=1.5", "line 1: max_requests is '1.5', expected an integer"),
         ("secret timeout=inf", "line 1: timeout is 'inf', expected a number greater than 0"),
         ("secret timeout=nan", "line 1: timeout is 'nan', expected a number greater than 0"),
         ("secret max_body=much", "line 1: max_body is 'much'"),

@@ -199,14 +199,14 @@ def test_wrong_arguments_are_refused(small_bpe: Tokenizer) -> None:
             small_bpe.token_bytes(bad)
     small_bpe.decode([1])
     for bad in (True, 1.0):  # equal to an id that is cached by now
-        with pytest.raises(ArgumentError, match=f"must be a whole number, not {type(bad).__name__}"):
+        with pytest.raises(ArgumentError, match=f"must be an integer, not {type(bad).__name__}"):
             small_bpe.decode([bad])
-        with pytest.raises(ArgumentError, match="must be a whole number"):
+        with pytest.raises(ArgumentError, match="must be an integer"):
             small_bpe.decoder().push(bad)
-        with pytest.raises(ArgumentError, match="must be a whole number"):
+        with pytest.raises(ArgumentError, match="must be an integer"):
             small_bpe.token_bytes(bad)
     bad = "x"
-    with pytest.raises(ArgumentError, match="must be a whole number, not str"):
+    with pytest.raises(ArgumentError, match="must be an integer, not str"):
         small_bpe.decode(bad)
     with pytest.raises(ArgumentError, match="SpecialTokens"):
         Tokenizer.from_json(b"{}", bad)

@@ -113,7 +113,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "a list": (LIST, "<A>", '<call>[{"tool": "a", "args": {"x": 1}}, {"tool": "b", "args": {}}]</call>'),
     "lines": (LINES, "<A>", "Now <call weather>\ncity = Oslo\ndays = 2\n</call>"),
-    "whole numbers": calls_of("kv-lines", "a: 1\nb: -2", value_parser={"name": "int"}),
+    "integers": calls_of("kv-lines", "a: 1\nb: -2", value_parser={"name": "int"}),
     "numbers": calls_of("kv-lines", "a: 1.5\nb: 2", value_parser={"name": "float"}),
     "booleans": calls_of("kv-lines", "a: True\nb: no\nc: 1", value_parser={"name": "bool"}),
     "separators": calls_of("kv-lines", "a=1;b;c = x=y;", kv_sep="=", line_sep=";"),

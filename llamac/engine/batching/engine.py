@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, overload
 
-from llamac.arguments import KVDtype, Numerics, real_number, whole_number, wrong_type
+from llamac.arguments import KVDtype, Numerics, to_float, to_int, wrong_type
 from llamac.engine.batching.batch import Batch
 from llamac.engine.batching.beams import BeamRequest
 from llamac.engine.batching.candidates_request import CandidatesRequest
@@ -148,11 +148,11 @@ class Engine(Closeable):
             OutOfMemoryError: If there is not enough memory, or if `max_memory` leaves too little for one sequence of
                 `context` positions (256 if `context` is not set). The message has the plan.
         """
-        if not 1 <= whole_number(max_sequences, "max_sequences") <= MAX_SEQUENCES:
+        if not 1 <= to_int(max_sequences, "max_sequences") <= MAX_SEQUENCES:
             raise ArgumentError(f"max_sequences is {max_sequences}, expected 1 to {MAX_SEQUENCES}")
-        if whole_number(max_queue, "max_queue") < 1:
+        if to_int(max_queue, "max_queue") < 1:
             raise ArgumentError(f"max_queue is {max_queue}, expected at least 1")
-        if prefix_bytes is not None and whole_number(prefix_bytes, "prefix_bytes") < 0:
+        if prefix_bytes is not None and to_int(prefix_bytes, "prefix_bytes") < 0:
             raise ArgumentError(f"prefix_bytes is {prefix_bytes}, expected 0 or more, or None")
         if prefix_dir is not None and not prefix_cache:
             raise ArgumentError("prefix_dir needs prefix_cache: prefixes go from memory to the disk")
@@ -210,7 +210,7 @@ class Engine(Closeable):
         if folder is not None:
             from llamac.engine.cache.prefix_store import PrefixStore
 
-            store = PrefixStore(self._cache_session, folder, whole_number(max_folder_bytes, "prefix_dir_bytes"))
+            store = PrefixStore(self._cache_session, folder, to_int(max_folder_bytes, "prefix_dir_bytes"))
         self._cache = PrefixCache(self._cache_session._core, CACHED_STATES, max_bytes, store)
 
     def _set_limit(self, max_memory: int | str | None, context: int | None) -> None:
@@ -233,7 +233,7 @@ class Engine(Closeable):
             return
         positions, page_bytes = self._session._core.page_size()
         least = min(self._session.context, positions)
-        if whole_number(kv_tokens, "kv_tokens") < least:
+        if to_int(kv_tokens, "kv_tokens") < least:
             raise ArgumentError(f"kv_tokens is {kv_tokens}, expected at least {least}")
         # each sequence needs its state and the one that a pass writes
         states = 2 * self._session._n_sequences * state_bytes(self._session._core)
@@ -438,13 +438,13 @@ class Engine(Closeable):
 
     def _request(self, prompt: Prompt, params: SamplingParams, priority: int, deadline: float | None) -> Request:
         self._check_open()
-        if deadline is not None and not real_number(deadline, "deadline") > 0:
+        if deadline is not None and not to_float(deadline, "deadline") > 0:
             raise ArgumentError(f"deadline is {deadline:g}, expected more than 0 seconds, or None")
         if not isinstance(prompt, str | Iterable):
             raise wrong_type("prompt", prompt, "a str or token ids")
         resolved = resolved_params(self._model, params)
         fitted = prompt_ids(self._model, prompt, resolved, self.context)
-        return self._requested(fitted, resolved, whole_number(priority, "priority"), deadline)
+        return self._requested(fitted, resolved, to_int(priority, "priority"), deadline)
 
     def _requested(
         self, prompt: FittedPrompt, params: ResolvedParams, priority: int, deadline: float | None
@@ -472,7 +472,7 @@ class Engine(Closeable):
                 if n < self._max_queue:
                     break
                 if not wait:
-                    raise QueueFullError(f"{n} requests wait already, the engine's limit (max_queue): try again later")
+                    raise QueueFullError(f"{n} requests are already waiting, the limit (max_queue): try again later")
                 self._changed.wait(WAIT_S)
             self._arrived += request._members
             if self._thread is None:

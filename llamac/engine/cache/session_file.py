@@ -316,7 +316,7 @@ class _Fields:
         return self._found[field]
 
     def whole(self, field: str, low: int, high: int) -> int:
-        """A whole number within a range."""
+        """An integer within a range."""
         return self._whole(self._get(field), field, low, high)
 
     def _whole(self, value: Any, field: str, low: int, high: int) -> int:
@@ -325,7 +325,7 @@ class _Fields:
         return value
 
     def wholes(self, field: str, low: int, high: int, most: int) -> tuple[int, ...]:
-        """A list of whole numbers within a range."""
+        """A list of integers within a range."""
         values = self.list(field, most)
         return tuple(self._whole(value, f"{field}[{i}]", low, high) for i, value in enumerate(values))
 
@@ -357,7 +357,7 @@ class _Fields:
         groups = []
         for index, group in enumerate(self.list("groups", 1 << 16)):
             if not (isinstance(group, list) and len(group) == 4 and all(type(n) is int and n >= 0 for n in group)):
-                self._fail(f"groups[{index}]", f"is {group!r:.40}, expected four whole numbers")
+                self._fail(f"groups[{index}]", f"is {group!r:.40}, expected four integers")
             window, heads, head_dim, page_bytes = group
             if not 1 <= page_bytes < 1 << 40:
                 self._fail(f"groups[{index}]", f"has pages of {page_bytes} bytes, expected 1 to {(1 << 40) - 1}")

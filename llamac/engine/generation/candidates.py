@@ -61,7 +61,7 @@ def check_counts(params: ResolvedParams) -> None:
         if most is not None and params.n > most:
             raise ArgumentError(f"n is {params.n}, expected at most {name}, which is {most}")
     if params.beam_width > 1 and params.best_of is not None:
-        raise ArgumentError("best_of and beam_width exclude each other: a beam search returns the n best of its beams")
+        raise ArgumentError("best_of and beam_width cannot be combined: a beam search returns the n best of its beams")
     if params.candidate + count(params) - 1 > MAX_CANDIDATE:
         raise ArgumentError(f"candidate is {params.candidate}, expected at most {MAX_CANDIDATE} for the last of them")
 
@@ -77,7 +77,7 @@ def check_beams(request: SamplingParams) -> None:
     for name, nothing in WITHOUT_BEAMS.items():
         if getattr(request, name) not in (None, nothing):
             reason = "it forces tokens" if name == "reasoning_budget" else "nothing is drawn"
-            raise ArgumentError(f"beam search does not support {name}, because {reason}: leave it out")
+            raise ArgumentError(f"beam search does not support {name}, because {reason}: omit it")
     if request.context_overflow == "shift":
         raise ArgumentError(
             "beam search does not support context_overflow='shift', because its sequences are ranked by the "

@@ -179,7 +179,7 @@ def conversation_ids(
     reading, guide = reading_of(model, template, tools, "".join(run.text for run in runs))
     if guide is not None:
         if params.guide is not None:
-            raise ArgumentError("a guide and forced tool calls exclude each other: set only one of them")
+            raise ArgumentError("a guide and forced tool calls cannot be combined: set only one of them")
         params = params.updated({"guide": guide})
     ids = ConversationIds()
     described = {"messages": list(chat), "tools": options["tools"], "template_options": dict(template_options or {})}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 from llamac import _core
-from llamac.arguments import real_number, whole_number, wrong_type
+from llamac.arguments import to_float, to_int, wrong_type
 from llamac.engine.prompts.overflow import CONTEXT_OVERFLOWS, ContextOverflow
 from llamac.errors import ArgumentError, ArgumentTypeError
 
@@ -400,7 +400,7 @@ class Whole:
 
     def __call__(self, name: str, value: object) -> int:
         """Return the number, or raise an error that names the argument."""
-        number = whole_number(value, name)
+        number = to_int(value, name)
         if number < self.least or (self.most is not None and number > self.most):
             limit = f"at least {self.least}" if self.most is None else f"{self.least}{self.off} to {self.most}"
             raise ArgumentError(f"{name} is {number}, expected {limit}")
@@ -418,21 +418,21 @@ class Real:
 
     def __call__(self, name: str, value: object) -> float:
         """The number, else an error that names the argument."""
-        number = real_number(value, name)
+        number = to_float(value, name)
         if not self.least <= number <= self.most or (self.above and number == self.least):
             raise ArgumentError(f"{name} is {number:g}, expected {self.expected}")
         return number
 
 
 def _temperature(name: str, value: object) -> float:
-    number = real_number(value, name)
+    number = to_float(value, name)
     if number != 0 and not MIN_POSITIVE <= number <= MAX_TEMPERATURE:
         raise ArgumentError(f"{name} is {number:g}, expected 0 (greedy) or {MIN_POSITIVE:g} to {MAX_TEMPERATURE:g}")
     return number
 
 
 def _seed(name: str, value: object) -> int:
-    number = whole_number(value, name)
+    number = to_int(value, name)
     if not 0 <= number <= MAX_SEED:
         raise ArgumentError(f"{name} is {number}, expected 0 to 2**64 - 1")
     return number
@@ -467,7 +467,7 @@ def _encodable(name: str, value: object) -> tuple[str, ...]:
 
 
 def _token_id(name: str, value: object) -> int:
-    number = whole_number(value, f"each token id of {name}")
+    number = to_int(value, f"each token id of {name}")
     if not 0 <= number < 2**31:
         raise ArgumentError(f"{name} has the token id {number}, expected 0 or more")
     return number
@@ -488,7 +488,7 @@ def _logit_bias(name: str, value: object) -> tuple[tuple[int, float], ...]:
     for pair in pairs:
         if not isinstance(pair, Sequence) or isinstance(pair, str | bytes) or len(pair) != 2:
             raise wrong_type(name, value, "a dict from token ids to numbers")
-        token, bias = _token_id(name, pair[0]), real_number(pair[1], f"each bias of {name}")
+        token, bias = _token_id(name, pair[0]), to_float(pair[1], f"each bias of {name}")
         if not -3e38 < bias < 3e38 and bias != -math.inf:
             raise ArgumentError(f"{name} is {bias:g} for token {token}, expected -3e38 to 3e38, or -inf for a ban")
         found[token] = bias

@@ -8,7 +8,7 @@ from functools import partial
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from llamac.arguments import whole_number, wrong_type
+from llamac.arguments import to_int, wrong_type
 from llamac.engine.rows import known_ids
 from llamac.engine.scoring.cancellation import Cancellation
 from llamac.engine.scoring.pooled import Tokens, pooled_outputs, pooling_of, width_of
@@ -123,7 +123,7 @@ def embed(
     is_single = isinstance(texts, str) or (len(given) > 0 and isinstance(given[0], Integral))
     listed = [given] if is_single and not isinstance(texts, str) else given
     if before and (prompt or prompt_name) and not all(isinstance(text, str) for text in listed):
-        raise ArgumentError("a prompt is for texts that are strings: put its tokens before the token ids instead")
+        raise ArgumentError("a prompt applies only to strings: put its tokens before the token ids instead")
     tokens = text_tokens(model, listed, cancel, prompt=before, parse_special=parse_special)
     found = vectors(model, tokens, chosen, normalize, kept, report, cancel)
     return found[0] if is_single else found
@@ -152,7 +152,7 @@ def kept_dimensions(model: Model, pooling: str, dimensions: int | None) -> int:
         if type(stored) is not int or stored < 1:
             raise ModelError(f"{model.file.path}: metadata: dimensions is {stored!r:.80}, expected a positive integer")
         return min(stored, dim)
-    kept = whole_number(dimensions, "dimensions")
+    kept = to_int(dimensions, "dimensions")
     if not 1 <= kept <= dim:
         raise ArgumentError(f"dimensions is {kept}, expected 1 to {dim}, the model's")
     return kept

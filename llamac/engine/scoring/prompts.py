@@ -49,7 +49,7 @@ def chosen_prompt(model: Model, prompt: str | None, name: str | None) -> str:
     if name is None:
         return (default_prompt(model) or "") if prompt is None else prompt
     if prompt is not None:
-        raise ArgumentError("prompt and prompt_name exclude each other: give only one of them")
+        raise ArgumentError("prompt and prompt_name cannot be combined: give only one of them")
     prompts = named_prompts(model)
     if name not in prompts:
         known = f"its prompts are {', '.join(map(repr, sorted(prompts)))}" if prompts else "it has none"

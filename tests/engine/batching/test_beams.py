@@ -232,8 +232,8 @@ def test_no_text_of_a_search_is_known_before_its_end(model: llamac.Model) -> Non
     ("options", "message"),
     [
         ({"beam_width": 2, "n": 3}, "n is 3, expected at most beam_width, which is 2"),
-        ({"beam_width": 3, "best_of": 3}, "best_of and beam_width exclude each other"),
-        ({"beam_width": 3, "temperature": 0.7}, "not support temperature, because nothing is drawn: leave it out"),
+        ({"beam_width": 3, "best_of": 3}, "best_of and beam_width cannot be combined"),
+        ({"beam_width": 3, "temperature": 0.7}, "not support temperature, because nothing is drawn: omit it"),
         ({"beam_width": 3, "reasoning_budget": 7}, "not support reasoning_budget, because it forces tokens"),
         ({"beam_width": 3, "context_overflow": "shift"}, "beam search does not support context_overflow='shift'"),
         ({"early_stopping": "soon"}, "early_stopping is 'soon', expected True, False or 'never'"),

@@ -267,7 +267,7 @@ def test_a_full_queue_refuses_and_generate_waits(model: llamac.Model) -> None:
             engine.submit([5], max_tokens=10_000, temperature=3, seed=1)
             assert is_held.wait(TIMEOUT)
             waiting = [engine.submit([5], max_tokens=1) for _ in range(2)]
-            with pytest.raises(QueueFullError, match=r"2 requests wait already, .*max_queue"):
+            with pytest.raises(QueueFullError, match=r"2 requests are already waiting, .*max_queue"):
                 engine.submit([5])
         assert len(engine.generate([[6]] * 10, max_tokens=2)) == 10
         assert all(request.done for request in waiting)

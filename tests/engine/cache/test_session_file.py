@@ -228,7 +228,7 @@ def refused(target: llamac.Session, path: Path, data: bytes) -> str:
         ("identity.kv_dtype", 4, "identity.kv_dtype is 4, expected a string"),
         ("identity.long_rope", [1], "identity.long_rope is [1], expected true or false"),
         ("identity.page_positions", 0, "identity.page_positions is 0"),
-        ("identity.groups", [[0, 1]], "identity.groups[0] is [0, 1], expected four whole numbers"),
+        ("identity.groups", [[0, 1]], "identity.groups[0] is [0, 1], expected four integers"),
         ("identity.groups", [[0, 1, 1, 0]], "identity.groups[0] has pages of 0 bytes"),
         ("identity.vocab_size", 1 << 40, "identity.vocab_size is"),
         ("sequences.0.length", 601, "sequences[0].length is 601, expected 0 to 600"),

@@ -232,7 +232,7 @@ def test_what_cannot_be_forced_is_refused(random_model: llamac.Model) -> None:
         random_model.chat(USER, parallel_tool_calls=1, **options)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="there are no tools"):
         random_model.chat(USER, tool_choice="required")
-    with pytest.raises(ArgumentError, match="exclude each other"):
+    with pytest.raises(ArgumentError, match="cannot be combined"):
         random_model.chat(USER, tool_choice="stop", guide=llamac.Choice(["a"]), **options)
     with pytest.raises(UnsupportedError, match="cannot be forced in the format 'none'"):
         random_model.chat(USER, tool_choice="stop", tool_format="none", **options)

@@ -227,7 +227,7 @@ def test_malformed_prompts_are_refused(tiny_llama: Path, prompt: Any) -> None:
 def test_bools_are_not_token_ids(tiny_llama: Path) -> None:
     with llamac.load(tiny_llama) as model:
         for use in (model.generate, model.stream, model.logits, model.detokenize):
-            with pytest.raises(ArgumentError, match="whole numbers of 32 bits: 'bool' object"):
+            with pytest.raises(ArgumentError, match="32-bit integers: 'bool' object"):
                 use([1, True])
         with pytest.raises(ArgumentError, match="prompt must be a str or token ids, not a list of str"):
             model.generate(["a", "b"], max_tokens=1)  # type: ignore[list-item]

@@ -116,7 +116,7 @@ def test_a_generation_without_recommendations_samples_the_plain_distribution(tin
         ({"temperature": 3e38, "top_k": 5}, {"top_k": 5}, r"setting ignored: temperature is 3e\+38, expected 0"),
         ({"temperature": -1}, {}, "setting ignored: temperature is -1"),
         ({"top_p": "0.9", "min_p": 0.1}, {"min_p": 0.1}, "setting ignored: top_p must be a number, not str"),
-        ({"top_k": True}, {}, "setting ignored: top_k must be a whole number, not bool"),
+        ({"top_k": True}, {}, "setting ignored: top_k must be an integer, not bool"),
         ([1], {}, "settings ignored: expected an object, found list"),
     ],
     ids=str,

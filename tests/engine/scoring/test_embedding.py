@@ -152,11 +152,11 @@ def test_prompts_of_the_file_precede_texts(tmp_path: Path) -> None:
         assert not np.array_equal(plain, prefixed)
         for options, message in (
             ({"prompt_name": "passage"}, "'passage', which is not a prompt of the model: its prompts are 'document'"),
-            ({"prompt_name": "query", "prompt": ""}, "exclude each other"),
+            ({"prompt_name": "query", "prompt": ""}, "cannot be combined"),
         ):
             with pytest.raises(ArgumentError, match=message):
                 model.embed("hello", **options)
-        with pytest.raises(ArgumentError, match="a prompt is for texts that are strings"):
+        with pytest.raises(ArgumentError, match="a prompt applies only to strings"):
             model.embed(["hello", [1]], prompt_name="query")
         with pytest.raises(TypeError, match="prompt must be a str"):
             model.embed("hello", prompt=3)  # type: ignore[arg-type]
