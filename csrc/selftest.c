@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// selftest.c - recorded logits of tiny models, by which a machine and a build prove themselves.
+// selftest.c - recorded logits of tiny models, with which a build is checked on a machine.
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>

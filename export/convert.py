@@ -350,7 +350,7 @@ def _with_dtype(options: ExportOptions, checkpoint: Checkpoint) -> ExportOptions
 
 
 def _warn_of_quantized(checkpoint: Checkpoint, requested: str | None, dtype: str, warnings: list[str]) -> None:
-    """Warn if weights that are quantized already are quantized a second time, or become wider to no avail.
+    """Warn if weights that are quantized already are quantized a second time, or become wider without a benefit.
 
     Args:
         checkpoint: The source.

@@ -71,7 +71,7 @@ class DeviceError(LlamacError, RuntimeError):
     """A graphics processor failed. The message says what to do.
 
     Attributes:
-        lost: Whether this process cannot use its graphics processors any more.
+        lost: Whether this process can no longer use its graphics processors.
     """
 
     def __init__(self, message: str, lost: bool = False) -> None:

@@ -1,6 +1,6 @@
 """Computes one part of the graph again, in float64, from the inputs that the other implementation had.
 
-The inputs of a part are right by definition, so the first stage that differs accuses the weights or numbers that it
+The inputs of a part are right by definition, so the first stage that differs points to the weights or numbers that it
 uses, and a changed checkpoint shows at once whether the change explains the difference.
 """
 

@@ -66,7 +66,7 @@ COMMANDS = {
 }
 INPUT_HELP = (
     'A line that ends with a backslash continues on the next line. Lines between two lines of """ are one message. '
-    "With the editor, Alt-Enter begins a new line. // at the beginning of a message stands for /."
+    "With the editor, Alt-Enter begins a new line. To begin a message with /, type //."
 )
 
 
@@ -219,7 +219,7 @@ class _Chat:
                 _note("")
             results, self._results = self._results, []
             if all(result is None for result in results):
-                _note("llamac: no results: the conversation goes on with your next message")
+                _note("llamac: no results: the conversation continues with your next message")
                 return
             self._answer(self._conversation.answer_results(results))
 

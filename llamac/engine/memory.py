@@ -246,7 +246,7 @@ def session_bytes(session: Session) -> int:
     core, head = session._core, 0
     if session._head is not None:
         file = session._head.file
-        if file is not None and file.closed:  # it drafts no more
+        if file is not None and file.closed:  # it no longer drafts
             head = _head_now(session)
         else:
             on_device = _stays_on_device(session)

@@ -1,6 +1,6 @@
 """The model class: calls that compute with an opened model file, and the device that has its weights.
 
-model_file.py has what a model knows without computing, evaluating.py the methods that embed, rank and score texts.
+model_file.py has what needs no computation, evaluating.py the methods that embed, rank and score texts.
 """
 
 from __future__ import annotations
@@ -307,7 +307,7 @@ class Model(ModelFile, Evaluating):
                     self._on_warning(f"computing on the CPU: {error}")
                     return "cpu"
             elif name not in (AUTO, self._device.name):
-                raise ArgumentError(f"the model is on {self._device.name}: load it once more for {name}")
+                raise ArgumentError(f"the model is on {self._device.name}: load it again for {name}")
             elif self._device.lost is not None:
                 if name != AUTO:
                     raise self._device.lost_error()
@@ -327,17 +327,17 @@ class Model(ModelFile, Evaluating):
 
     @property
     def _lost(self) -> DeviceError | None:
-        """Why the device cannot be used any more; None if it can, or there is none."""
+        """Why the device can no longer be used; None if it can, or there is none."""
         return None if self._device is None else self._device.lost
 
     def _leave_device(self, failure: DeviceError) -> None:
-        """Use the device no more, since it has failed. Sessions for "auto" are on the CPU from now on."""
+        """Stop using the device, which has failed. Sessions for "auto" are on the CPU from now on."""
         assert self._device is not None
         kv = size_text(self._device.kv_bytes)
         if self._device.abandon(failure):
             self._on_warning(
                 f"{self._device.name} has failed; computing on the CPU from now on. KV caches of {kv} are lost: "
-                f"sessions compute their tokens again when they go on. {failure}"
+                f"sessions recompute their tokens when they continue. {failure}"
             )
 
     def _close_device(self) -> None:

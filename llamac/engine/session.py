@@ -91,7 +91,7 @@ class Session(Generating, Copyable, Savable, Closeable):
         is_auto = settings.device == AUTO
         self._device = model._on_device(settings.device)
         self._falls_back = is_auto and self._device != "cpu"  # to the CPU if the device fails
-        self._replacement: Session | None = None  # the session that then computes the tokens again
+        self._replacement: Session | None = None  # the session that then recomputes the tokens
         draft_model = beside(model, self._device, draft_model, is_auto=is_auto)
         self._draft_model = None if is_drafter(draft_model) else draft_model
         self._drafting: Drafter | None = None  # opened on first use
@@ -328,11 +328,11 @@ class Session(Generating, Copyable, Savable, Closeable):
         return observe(self, ids, stages, sequence, inputs, types)
 
     def truncate(self, length: int, *, sequence: int = 0) -> None:
-        """Keep the first `length` positions of a sequence. With recurrent layers, some may be computed again.
+        """Keep the first `length` positions of a sequence. With recurrent layers, some may be recomputed.
 
         Raises:
             ArgumentError: If the length is above the sequence's, or, other than 0, below what a window has kept.
-            CancelledError: After `cancel`, while recurrent layers compute again. The sequence is shorter than `length`.
+            CancelledError: After `cancel`, while recurrent layers recompute. The sequence is shorter than `length`.
             OutOfMemoryError: If there is no memory for that. The sequence is shorter than `length`.
         """
         recurrent.truncate(self, length, sequence)
@@ -346,7 +346,7 @@ class Session(Generating, Copyable, Savable, Closeable):
             ArgumentError: If there is no such range, or a window has dropped positions that the next token would see.
             UnsupportedError: If the model has learned positions, or norms after RoPE that do not commute with it.
             OutOfMemoryError: If shared pages cannot be copied. The sequence is unchanged.
-            DeviceError: If the device fails. The sequence can be empty then; `to` computes it again.
+            DeviceError: If the device fails. The sequence can be empty then; `to` recomputes it.
         """
         self._recovering(lambda: self._core.shift(begin, end, sequence))
 

@@ -20,7 +20,7 @@ _CANNOT_START = {
     804: "the device does not support the forward compatibility of this driver; install another driver",
 }
 
-# Errors after which no process state of CUDA works any more.
+# Errors after which CUDA no longer works in this process.
 _LOST = {
     214: "the device's memory is defective; replace the device if this happens again",
     700: "a kernel used an address that is not the device's",
@@ -36,7 +36,7 @@ _LOST = {
     721: "a kernel failed",
     999: "the driver failed; `dmesg` may show why (Xid)",
 }
-_LATER = "this process cannot use its devices any more: restart it, or load the model for the CPU"
+_LATER = "this process can no longer use its devices: restart it, or load the model for the CPU"
 
 
 def why_not_started(status: int) -> str:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 OUTPUT_STAGES = tuple(_core.stages().index(name) for name in ("output_norm", "logits"))
 
-# What must be free besides the weights: the device's own needs, activations of a chunk, some pages.
+# The memory that must remain free besides the weights: for the device itself, the activations of a chunk, some pages.
 MARGIN = 256 << 20
 MTP_MARGIN = 128 << 20  # in addition, for the passes of an MTP layer or an EAGLE-3 head
 # The most tokens of an encoder's text, which is one chunk: grids have at most 65,535 blocks in a dimension. Wide models
@@ -58,9 +58,9 @@ class DeviceMemory(NamedTuple):
     Attributes:
         name: The device.
         weights: The weights of the model, and of assistants and EAGLE-3 heads that draft for it.
-        kv: The pages of its sessions, with those that are free for the next.
-        activations: Of its passes, with the hidden states that drafters read.
-        free: What is free on the device.
+        kv: The pages of its sessions, including free pages that the next session can use.
+        activations: The activations of its passes, and the hidden states that drafters read.
+        free: The free memory of the device.
         total: The device's memory.
     """
 
@@ -92,14 +92,14 @@ _MODEL, _MTP = 0, 1
 
 
 class Part(NamedTuple):
-    """What passes compute: the model, its MTP layer, or a drafter beside it.
+    """What passes compute: the model, its MTP layer, or its drafter.
 
     Attributes:
         number: _MODEL or _MTP; others are numbered in the order in which they were added.
         plan: Its plan.
         ropes: The steps of the plan that compute angles.
         weights: Its weights.
-        most_rows: Of a chunk, also of an encoder's.
+        most_rows: The most rows of a chunk, of an encoder's as well.
     """
 
     number: int
@@ -110,14 +110,15 @@ class Part(NamedTuple):
 
 
 class Drafter(NamedTuple):
-    """A drafter beside the model.
+    """A drafter for the model.
 
     Attributes:
         file: Its file.
-        parts: What its passes compute. Of an EAGLE-3 head: from the model's states, and from its own after a draft.
+        parts: What its passes compute. An EAGLE-3 head has two parts: from the model's states, and from its own after a
+            draft.
         weights: Its weights.
-        kv_room: Of an EAGLE-3 head: its part of the room for the pages of heads, in bytes.
-        margin: The bytes that are left free for its passes.
+        kv_room: The maximum bytes of the pages of an EAGLE-3 head; 0 for an assistant, which has none.
+        margin: The bytes that stay free for its passes.
     """
 
     file: weakref.ref[FlatFile]
@@ -128,7 +129,7 @@ class Drafter(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """What the model's sessions have less for their pages."""
+        """The bytes by which the drafter reduces the room for the pages of the model's sessions."""
         return self.weights.bytes + self.kv_room + self.margin
 
 
@@ -138,12 +139,11 @@ class DeviceModel:
     Attributes:
         name: The device's canonical name.
         driver: The device.
-        most_rows: Of a chunk.
-        kv_room: The most bytes that its sessions' pages can have: what was free after the weights, but for passes,
-            for `mtp_kv_room` and for drafters.
-        mtp_kv_room: The most bytes that the pages of all sessions of its MTP layer can have. Without room, they do not
-            draft.
-        lost: Why nothing but `close` works any more; None while the device works.
+        most_rows: The most rows of a chunk.
+        kv_room: The maximum bytes of its sessions' pages: the memory that was free after the weights, less the memory
+            for passes, `mtp_kv_room` and drafters.
+        mtp_kv_room: The maximum bytes of the pages of all sessions of its MTP layer. Without room, they do not draft.
+        lost: Why only `close` still works; None while the device works.
     """
 
     def __init__(self, file: FlatFile, name: str, least_kv: int, progress: Progress = silent) -> None:
@@ -216,15 +216,15 @@ class DeviceModel:
             self.lost = DeviceError(str(failure), lost=True)  # without the traceback, whose frames have much memory
 
     def lost_error(self) -> DeviceError:
-        """The error of whatever needs a device that is lost."""
+        """The error of a call that needs the lost device."""
         return DeviceError(
-            f"{self.name} has failed and computes no more: use device='cpu', and Session.to('cpu') for sessions that "
+            f"{self.name} has failed and cannot compute: use device='cpu', and Session.to('cpu') for sessions that "
             f"are open: {self.lost}",
             lost=True,
         )
 
     def _free_pages(self) -> None:
-        """Free what `free` has left to free."""
+        """Free the memory that `free` could not free at once."""
         while self._freed:
             address = self._freed.popleft()
             (self._state_bytes if address in self._state_bytes else self._page_bytes).pop(address)
@@ -238,7 +238,7 @@ class DeviceModel:
         """A new part.
 
         Raises:
-            UnsupportedError: Its chunks have more numbers than kernels can count.
+            UnsupportedError: Its chunks have more numbers than kernels can index.
         """
         width = widest_row(plan)
         most = MOST_NUMBERS // width
@@ -284,11 +284,11 @@ class DeviceModel:
             self._share_room(trunk)
 
     def _share_room(self, trunk: FlatFile) -> None:
-        """Limit the pages of all heads together to what they have."""
+        """Limit the pages of all heads together to the sum of their rooms."""
         trunk.core.set_head_kv_budget(sum(each.kv_room for each in self._drafters))
 
     def _drop_closed_drafters(self, trunk: FlatFile) -> None:
-        """Free the drafters whose files have been closed. After an error, the next call goes on."""
+        """Free the drafters whose files have been closed. After an error, the next call continues."""
         for drafter in self._drafters[:]:
             file = drafter.file()
             if file is not None and not file.core.released:
@@ -298,7 +298,7 @@ class DeviceModel:
             self._drafters.remove(drafter)
             self.kv_room += drafter.bytes
             self._share_room(trunk)
-        if not self._drafters:  # no session records states for a head any more
+        if not self._drafters:  # no session still records states for a head
             self._close_graphs({part.number for part in self._reading.values()})
             self._reading.clear()
 
@@ -467,12 +467,12 @@ class DeviceModel:
 
     @property
     def kv_bytes(self) -> int:
-        """The bytes of the pages of its sessions, with those that are free for the next."""
+        """The bytes of the pages of its sessions, including free pages that the next session can use."""
         return sum(list(self._page_bytes.values()))
 
     @property
     def bytes(self) -> int:
-        """What the model has of the device's memory now. Does not wait for a running pass."""
+        """The device memory that the model uses now. Does not wait for a running pass."""
         return 0 if self.lost else self._weight_bytes + self.kv_bytes + self._pass_bytes
 
     @property
@@ -524,7 +524,7 @@ class DeviceModel:
         return is_first
 
     def close(self) -> None:
-        """Free everything. No session uses the device any more."""
+        """Free everything. No session may still use the device."""
         with self._lock:
             self._free_pages()
             self._close()
@@ -536,7 +536,7 @@ def ropes_of(plan: plan_records.Plan) -> tuple[plan_records.Rope, ...]:
 
 
 def layers_share(room: int, least_kv: int, n_layers: int, n: int) -> int:
-    """Return what the pages of n drafting layers beside a model can have: their part, but not of `least_kv`.
+    """Return the maximum bytes of the pages of n drafting layers: their share by layers, without touching `least_kv`.
 
     Args:
         room: The bytes for all pages.

@@ -40,7 +40,7 @@ class Graph(Protocol):
         """Run the operations again, with the same addresses and arguments."""
 
     def close(self) -> None:
-        """Free what the graph holds. It cannot be replayed any more."""
+        """Free what the graph holds. It can no longer be replayed."""
 
 
 class Timer(Protocol):
@@ -116,7 +116,7 @@ class Driver(Protocol):
         """
 
     def close(self) -> None:
-        """Free all memory and everything else. The driver cannot be used any more."""
+        """Free all memory and everything else. The driver can no longer be used."""
 
 
 def arguments(kinds: str, *values: float) -> tuple[Argument, ...]:

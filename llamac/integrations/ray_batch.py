@@ -115,7 +115,7 @@ def answer_file(
             progress("answering", 0, len(left))
             rows = _rows(lines, left)
             for result, is_error in _computed(rows, settings, fingerprint, workers or sum(counts)) if left else ():
-                if result["id"] in done:  # Ray has computed a block again
+                if result["id"] in done:  # Ray has recomputed a block
                     continue
                 results.append(result)
                 done.add(result["id"])
@@ -134,7 +134,7 @@ def _computed(
     """The results in the order in which blocks of them end, each with whether it is an error."""
     import ray
 
-    # if its worker dies, a whole block is computed again
+    # if its worker dies, the whole block is recomputed
     size = max(settings["max_sequences"], -(-len(rows) // MAX_BLOCKS))
     blocks = -(-len(rows) // size)
     ray.data.DataContext.get_current().enable_progress_bars = False

@@ -242,7 +242,7 @@ class Replica:
             body: Its body.
 
         Returns:
-            The ASGI messages of the answer, as many at a time as there are. When nobody takes them any more, the
+            The ASGI messages of the answer, as many at a time as there are. When nobody takes them any longer, the
             request ends.
         """
         messages: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue(AHEAD)

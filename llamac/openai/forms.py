@@ -1,8 +1,8 @@
 """The objects in bodies: which keys each of them can have, and the one check that all of them pass.
 
 Nothing is ignored silently. A key is honored; or it has no effect on the answer, and is named; or it would change the
-answer in a way that llamac does not compute, and is refused by name. The OpenAPI document and the tables of
-docs/server.md have the same forms.
+answer in a way that llamac does not support, and is refused with an error that names it. The OpenAPI
+document and the tables of docs/server.md are made from the same forms.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The parameters of OpenAI's bodies: what llamac does with each of them.
 
 Nothing is ignored silently. A parameter is honored; or it has no effect on the answer and is accepted; or it would
-change the answer in a way that llamac does not compute, and is refused by name.
+change the answer in a way that llamac does not support, and is refused with an error that names it.
 """
 
 from __future__ import annotations

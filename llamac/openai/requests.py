@@ -1,7 +1,7 @@
 """Translates the bodies of OpenAI's API into requests for an engine.
 
-A parameter that llamac does not compute is refused by name, unless its value asks for nothing (parameters.py). Batch
-files and the server use this module.
+A parameter that llamac does not support is refused, unless its value requests nothing (parameters.py). Batch files
+and the server use this module.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
-"""The cache of converted models: a folder of flat files, each named by a hash of everything that decides its bytes.
+"""The cache of converted models: a folder of flat files, each named by a hash of everything that determines its bytes.
 
-    models/KEY.bin, KEY.json        a model and its note; the note's modification time is the model's last use; before
-                                    the next boot of the system the disk need not have all of a new model
-    models/.KEY.STATE.ID.partial    an interrupted conversion, which the next process resumes; STATE stands for the
-                                    source files' sizes and times, and of a draft for the boot; ID is random
+    models/KEY.bin, KEY.json        a model and its note; the note's modification time is the model's last use; until
+                                    the next boot, the disk may lack parts of a new model
+    models/.KEY.STATE.ID.partial    an interrupted conversion, which the next process resumes; STATE identifies
+                                    the source files' sizes and times and, for a draft, the boot; ID is random
     locks/KEY.lock                  locked by the process that converts
     sources/ID.json                 SHA-256 of a source's files, valid while their sizes, times and inodes are the same
 
 KEY is a hash of the contents of the source's files, the options, and the versions of exporter and format. The key of a
-draft has the files' stamps in place of their contents (finishing.py). Files that are damaged, that are not regular
-files, or that belong to an untrusted user count as absent. The cache never deletes a file that it did not write.
+draft is made from the files' stamps instead of their contents (finishing.py). Files that are damaged, that are not
+regular files, or that belong to an untrusted user count as absent. The cache never deletes a file that it did not
+write.
 """
 
 from __future__ import annotations

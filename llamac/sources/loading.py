@@ -96,13 +96,14 @@ def load(
             temporary file that is deleted when the model is closed.
         draft_model: A smaller model with the same vocabulary, for speculation: it makes generation faster and never
             changes its tokens. A Model, or anything that `path` can be; it is then closed with this model.
-        max_memory: Most bytes that the model and its sessions may need, such as "2GiB": the mapped weights, KV caches,
-            activations, logits and the tokenizer. Checked before any weight is read or converted; the KV caches get
-            what the rest leaves. Default: no limit.
-        numerics: How products of q8, q6 and GGUF's types round their inputs: "exact" to 15 bits, "fast" to 8, which
-            is faster in long prompts and batches where the processor has VNNI (docs/determinism.md).
-        device: What computes: "cpu"; "cuda" or "cuda:N", a GPU, with the same bits (docs/gpu.md); "auto", the first GPU
-            if it can be used, otherwise the CPU with a warning that says why.
+        max_memory: Maximum bytes that the model and its sessions may need, such as "2GiB": the mapped weights, KV
+            caches, activations, logits and the tokenizer. Checked before any weight is read or converted; the KV caches
+            get what the rest leaves. Default: no limit.
+        numerics: How products round their inputs: "exact" to 15 bits with q8, q6 and GGUF's types; "fast" to 8 bits
+            with these, and to bf16 with bf16, which speeds up long prompts and batches where the processor has VNNI or
+            bf16 instructions (docs/determinism.md).
+        device: The device to compute on: "cpu"; "cuda" or "cuda:N", a GPU, with the same bits (docs/gpu.md); "auto",
+            the first usable GPU, otherwise the CPU with a warning that says why.
         progress: Whether to show bars during a download or conversion, or a function to call with (phase, done,
             total).
 

@@ -38,7 +38,7 @@ def prepared(messages: object, template: str, tools: Sequence[Mapping[str, Any]]
     If the template reads only texts, the parts of a content become one text. Arguments of calls become dicts, as
     templates expect them; as text they stay only where the template asks for their type. For a template that knows
     tools but writes no calls, calls become text in the model's format. For a template that does not know tools, calls
-    and results become texts in Hermes' form, and the tools stand in the system message, or in the first message if the
+    and results become texts in Hermes' form, and the tools are in the system message, or in the first message if the
     template has no system messages.
 
     Args:
@@ -71,7 +71,7 @@ def prepared(messages: object, template: str, tools: Sequence[Mapping[str, Any]]
 
 
 def as_dicts(messages: Any) -> Any:
-    """Messages with dicts in the place of `Message` objects; anything else than a list of messages as it is."""
+    """Messages with dicts instead of `Message` objects; anything but a list of messages is returned unchanged."""
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Iterable):
         return messages
     return [message.to_dict() if isinstance(message, Message) else message for message in messages]

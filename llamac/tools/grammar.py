@@ -34,7 +34,7 @@ def calls_guide(
         tools: The tools that may be called, in OpenAI's form.
         tokenizer: The model's tokenizer, which has the tokens that mark calls.
         parallel: Whether there can be several calls.
-        among_text: Whether calls may stand in ordinary text, or be missing.
+        among_text: Whether calls may occur in ordinary text, or be missing.
 
     Raises:
         ArgumentError: If a tool's schema cannot be used.

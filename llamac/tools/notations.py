@@ -48,7 +48,7 @@ class Notation:
         pair: What comes between a key and its value.
         constants: true, false and null.
         mark: What stands around strings. Empty: strings are Python's.
-        is_json: Whether JSON can stand in the place of any value.
+        is_json: Whether any value can be JSON instead.
     """
 
     between: str

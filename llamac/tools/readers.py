@@ -363,7 +363,7 @@ class ParametersReader(Reader):
         self._sink.close()
 
     def _take_cut(self) -> None:
-        """Pass on what there is of a parameter. The arguments stay open, so that nobody takes them for complete."""
+        """Pass on the incomplete parameter. The arguments stay open, so that nobody mistakes them for complete."""
         rest = self._text.partition(self._tags[0])[2]
         key, closing, value = rest.partition(self._tags[1])
         opened, value = ("", value) if not self._tags[2] else value.partition(self._tags[2])[1:]

@@ -18,7 +18,7 @@ def written_calls(form: Format, calls: Iterable[Any]) -> MarkedText:
     """The text of an answer with these calls. The format's own text around them counts as the template's.
 
     Args:
-        form: The model's format. Calls stand in Hermes' form if its calls cannot be forced.
+        form: The model's format. Calls have Hermes' form if its calls cannot be forced.
         calls: Calls in OpenAI's form. What is missing in one is left empty.
     """
     writing = form.writing if form.writing.call else FORMATS["hermes"].writing

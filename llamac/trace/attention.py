@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 MAX_LINKS = 8  # of a token in a head
 LINK_BYTES = 4
-WHOLE = (1 << 16) - 1  # the number that stands for weight 1
+WHOLE = (1 << 16) - 1  # the number that represents weight 1
 
 
 class Attention:

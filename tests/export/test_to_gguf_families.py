@@ -373,9 +373,7 @@ def test_an_epsilon_of_delta_nets_that_llama_cpp_does_not_have_gives_a_warning(t
         warnings: list[str] = []
         folder = folder_of(tmp_path / str(eps), "qwen3_5_text", rms_norm_eps=eps)
         write_gguf(hf.read(folder, []), tmp_path / "m.gguf", "f32", warnings)
-        assert (
-            sum("normalizes q and k of delta nets with" in line for line in warnings) == expected
-        )
+        assert sum("normalizes q and k of delta nets with" in line for line in warnings) == expected
 
 
 def test_a_least_step_that_files_of_nemotron_h_do_not_have_gives_a_warning(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_the_command_line_reports_devices(no_gpu: None, llamac_command: Command)
 def test_a_model_is_on_one_device(tmp_path: Path, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLAMAC_CACHE", str(kernel_cache.parent))
     with llamac.load(write_model(tmp_path / "m.bin", checkpoint(llama_config())), device="emulator") as model:
-        with pytest.raises(ArgumentError, match="the model is on emulator: load it once more for cuda:0"):
+        with pytest.raises(ArgumentError, match="the model is on emulator: load it again for cuda:0"):
             model.session(device="cuda")
         with model.session() as session:
             session.eval([1, 2, 3], logits=None)

@@ -537,7 +537,8 @@ class Engine(Closeable):
         self._batch.end_all(error)
 
     def _leave_device(self, failure: DeviceError) -> None:
-        """Go on on the CPU, if the device is "auto": running requests compute their tokens again, cached prefixes go.
+        """Continue on the CPU if the device is "auto". Running requests recompute their tokens; cached prefixes are
+        lost.
 
         Raises:
             DeviceError: `failure`, otherwise.

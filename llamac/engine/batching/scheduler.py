@@ -1,6 +1,6 @@
 """Scheduling of an engine's requests: aging, and the rows of each request in a step.
 
-It knows nothing of models or threads.
+It does not depend on models or threads.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Copyable:
         """Open a session on another device, with the same settings and a copy of this session's state.
 
         This session does not change. Both continue with the same bits. If the device of this session has failed, the
-        new one computes the tokens again.
+        new one recomputes the tokens.
 
         Args:
             device: As for `llamac.load`.

@@ -37,7 +37,7 @@ def open_like(session: Session, sequences: int, device: str) -> Session:
 def copy_content(source: Session, target: Session) -> None:
     """Copy all sequences, and the logits for `sample`, to a session with the same settings.
 
-    If the device of the other one has failed, their tokens are computed again.
+    If the other session's device has failed, this session recomputes the tokens.
 
     Raises:
         OutOfMemoryError: If there is no memory for the pages.
@@ -85,7 +85,7 @@ def _copy_pages(found: list[_core._Held], target: Session) -> None:
 def compute_again(source: Session, target: Session, lengths: Mapping[int, int] | None = None) -> dict[int, int]:
     """Compute the tokens of all sequences of a session in another one, with the same bits. Uses no device.
 
-    Positions that a shift has moved cannot be computed again: they kept what they took from the removed ones.
+    Positions that a shift has moved cannot be recomputed: their keys and values depend on the removed ones.
 
     Args:
         source: The session, which does not change.
@@ -120,7 +120,7 @@ def compute_again(source: Session, target: Session, lengths: Mapping[int, int] |
 
 
 def leave_device(session: Session, failure: DeviceError, rows: Sequence[int] = ()) -> None:
-    """Continue a session on the CPU after its device has failed. It computes its tokens again.
+    """Continue a session on the CPU after its device has failed. It recomputes its tokens.
 
     Args:
         session: The session. Nothing but what it computes with has changed when this returns.

@@ -43,8 +43,8 @@ def truncate(session: Session, length: int, sequence: int) -> None:
 
     Raises:
         ArgumentError: If the sequence cannot be cut to this length. It has not changed.
-        CancelledError: After `cancel`. The first `done` of the tokens after the state have been computed again.
-        OutOfMemoryError: If there is no memory to compute them again.
+        CancelledError: After `cancel`. The first `done` of the tokens after the state have been recomputed.
+        OutOfMemoryError: If there is no memory to recompute them.
         DeviceError: If the device fails.
     """
     start, rest = _cut(session._core, length, sequence)
@@ -60,7 +60,7 @@ def fork(source: Session, length: int, sequence: int, target: Session, to: int) 
 
 
 def _cut(core: _core.Session, length: int, sequence: int) -> tuple[int, list[int]]:
-    """Return the length to cut to, and the ids to compute again. The core refuses a length that does not exist."""
+    """Return the length to cut to, and the ids to recompute. The core refuses a length that does not exist."""
     if not is_recurrent(core) or not isinstance(length, SupportsIndex) or not 0 <= length <= core.length(sequence):
         return length, []
     start = core.cut_length(sequence, length)

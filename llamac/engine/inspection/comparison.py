@@ -1,4 +1,4 @@
-"""Compares measured times: which of two is faster, as far as the noise lets one say.
+"""Compares measured times: which of two is faster, if the noise allows a conclusion.
 
 Runs are compared in pairs, the first with the first and so on: what slows the machine down for both runs of a pair then
 cancels. Times vary by factors, so the logarithms of their ratios are averaged, and Student's t distribution gives the

@@ -53,7 +53,7 @@ class Cancellation:
         """Convert a text to token ids. The conversion itself cannot be stopped: `cancel` only ends the wait for it.
 
         The model may be closed while an abandoned conversion continues. The conversion uses the tokenizer and the chat
-        template, which do not need the model's file any more. If it still has to read the file, it fails with a
+        template, which no longer need the model's file. If it still has to read the file, it fails with a
         `ClosedError` that is ignored. A process converts at most `MAX_UNSTOPPABLE` long texts at a time, which bounds
         the number of threads of abandoned conversions. Further ones wait, and can be cancelled while they wait.
 

@@ -69,7 +69,7 @@ class RowCosts:
     """The measured time of passes with several rows, in passes with one row.
 
     Other programs distort single measurements. The cost is therefore a median, in which the assumed cost counts as two
-    measurements. Old measurements are dropped, so that a short disturbance does not turn drafts off for good.
+    measurements. Old measurements are dropped, so that a short disturbance does not turn drafts off permanently.
     """
 
     def __init__(self) -> None:
