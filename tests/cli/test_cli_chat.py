@@ -182,7 +182,7 @@ def test_help_lists_the_commands_and_two_slashes_begin_a_message(
     done = llamac_command("chat", model, *SMALL, stdin=lines("/help", "//x"))
     assert all(f"/{name}" in done.err for name in ("system", "reset", "regenerate", "set", "stats", "save", "load"))
     assert "\n    show the system message,\n    or replace it\n" in done.err
-    assert "\nbeginning of a message stands\nfor /.\n" in done.err
+    assert "\nmessage with /, type //.\n" in done.err
     assert done.out.splitlines() == answers(model, ["/x"])
 
 
