@@ -215,7 +215,7 @@ def _notes(model: Model, capture: Capture) -> tuple[str, ...]:
     n = len(capture.question.ids)
     longer = [window for window in windows_of(model) if window >= n]
     notes = [
-        f"the prompt of {n} tokens does not leave the window of {window}: compare more tokens than that to test it"
+        f"the prompt of {n} tokens does not exceed the window of {window}: compare more tokens than that to test it"
         for window in longer
     ]
     stored = str(capture.config.get("dtype", capture.config.get("torch_dtype")))

@@ -269,7 +269,7 @@ class _Chat:
         last, context = conversation.last, conversation.session.context
         _note(figures(conversation.model, last, last.timings.prefill))
         used = last.usage.prompt_tokens + last.usage.completion_tokens
-        _note(f"{last.usage.cached_tokens} tokens were not computed again | {used} of {context} positions")
+        _note(f"{last.usage.cached_tokens} tokens were reused | {used} of {context} positions")
 
     def _save(self, argument: str) -> None:
         self._conversation.save(argument)

@@ -97,5 +97,5 @@ def _check_probes(model: Model) -> bool:
     if any(tensor.dtype not in FLOATS for tensor in model.file.tensors):
         mean = sum(result.divergence for result in results) / len(results)
         print(f"           quantized: {mean:.3g} nats (KL divergence) from the original weights' probabilities")
-        print("           `llamac quality MODEL --against SOURCE --tensors` tells which tensors cost most")
+        print("           `llamac quality MODEL --against SOURCE --tensors` shows which tensors cost most")
     return not different

@@ -223,7 +223,7 @@ def _run_one(
         print(figures(model, stream.completion, first - started), file=sys.stderr)
         if options.prompt_cache is not None:
             cached = stream.completion.usage.cached_tokens
-            print(f"prompt cache: {cached} of {count} tokens were not computed again", file=sys.stderr)
+            print(f"prompt cache: {cached} of {count} tokens were reused", file=sys.stderr)
     if profile is not None:  # before the trace, which the counters would count
         print(profile.table(stream.completion), end="", file=sys.stderr)
     if options.trace is not None:

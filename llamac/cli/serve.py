@@ -235,17 +235,17 @@ def _call_back(url: str | None, address: str, models: Models) -> None:
 
 
 def _reload(options: argparse.Namespace, settings: Settings, models: Models) -> Callable[[], None] | None:
-    """What SIGHUP does: it reads the file with the API keys again. A wrong file leaves the keys as they are."""
+    """What SIGHUP does: it reloads the file with the API keys. A wrong file leaves the keys unchanged."""
 
     def reload() -> None:
         try:
             keys = read_keys(options.api_key_file)
             keys.check_models(models.names)
         except (ArgumentError, OSError) as error:
-            LOGGER.error("the API keys stay as they were", extra={"fields": {"reason": str(error)}})
+            LOGGER.error("the API keys remain unchanged", extra={"fields": {"reason": str(error)}})
             return
         settings.keys.replace(keys)
-        LOGGER.info("the API keys have been read again", extra={"fields": {"keys": len(keys)}})
+        LOGGER.info("the API keys were reloaded", extra={"fields": {"keys": len(keys)}})
 
     return None if options.api_key_file is None else reload
 
@@ -277,7 +277,8 @@ def _settings(options: argparse.Namespace) -> Settings:
     local = bool(options.uds) or is_local(options.host)
     if not (local or keys or options.no_key):
         raise ArgumentError(
-            f"--host {options.host} lets other machines in: give --api-key-file FILE or {KEY_VARIABLE}, or --no-key"
+            f"--host {options.host} accepts connections from other machines: give --api-key-file FILE or {KEY_VARIABLE}"
+            ", or --no-key"
         )
     if options.ready_callback is not None:
         check_url(options.ready_callback)
@@ -311,7 +312,7 @@ def _settings(options: argparse.Namespace) -> Settings:
 
 def _tls(options: argparse.Namespace) -> dict[str, Any]:
     if (options.tls_cert is None) != (options.tls_key is None):
-        raise ArgumentError("--tls-cert and --tls-key need each other: give both")
+        raise ArgumentError("--tls-cert and --tls-key belong together: give both")
     if options.tls_cert is None:
         return {}
     check_certificate(options.tls_cert, options.tls_key)

@@ -32,7 +32,7 @@ def models_of(options: argparse.Namespace) -> Models:
     for name in ALONE:
         if getattr(options, name):
             shown = "MODEL" if name == "model" else f"--{name}"
-            raise ArgumentError(f"--models-dir serves the models of a folder: leave {shown} out (models.toml has it)")
+            raise ArgumentError(f"--models-dir serves the models of a folder: omit {shown} (set it in models.toml)")
     defaults = ModelSettings(
         context=options.context,
         max_sequences=options.max_sequences,

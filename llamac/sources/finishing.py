@@ -1,9 +1,9 @@
 """Conversions that do not wait for checksums (drafts), and the thread that finishes them while the process is idle.
 
-A draft is a model in the cache without the hashes of its tensors. Its key stands for the stamps of the source's files,
-not for their contents. A thread computes the SHA-256 of the source and of the tensors, then gives the model its hashes
-and its final key. It works only while the rest of the process does not, and leaves nothing behind if the process ends
-first: the draft stays usable until the system's next start, and the next process that opens it begins again.
+A draft is a model in the cache without the hashes of its tensors. Its key is made from the stamps of the source's
+files, not from their contents. A thread computes the SHA-256 of the source and of the tensors, then gives the model its
+hashes and its final key. It works only while the rest of the process does not, and leaves nothing behind if the process
+ends first: the draft stays usable until the system's next start, and the next process that opens it begins again.
 """
 
 from __future__ import annotations

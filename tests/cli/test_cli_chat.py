@@ -71,7 +71,7 @@ def test_each_line_of_a_pipe_is_a_message(llamac_command: Command, model: Path) 
 
 def test_the_second_turn_computes_only_what_is_new(llamac_command: Command, model: Path) -> None:
     done = llamac_command("chat", model, *SMALL, stdin=lines("x", "/stats", "y", "/stats"))
-    cached = [int(number) for number in re.findall(r"^(\d+) tokens were not computed again", done.err, re.MULTILINE)]
+    cached = [int(number) for number in re.findall(r"^(\d+) tokens were reused", done.err, re.MULTILINE)]
     assert cached[0] == 0
     assert cached[1] >= 3
 

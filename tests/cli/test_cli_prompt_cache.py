@@ -45,8 +45,8 @@ def test_chat_continues_a_conversation(llamac_command: Command, tmp_path: Path) 
     again = llamac_command("chat", model, *options, "--load", saved, stdin=b"more\n/stats\n")
     assert (plain.code, again.code) == (0, 0), again.err
     assert again.out == plain.out
-    assert "0 tokens were not computed again" in plain.err
-    assert "0 tokens were not computed again" not in again.err.replace("10 tokens", "ten tokens")
+    assert "0 tokens were reused" in plain.err
+    assert "0 tokens were reused" not in again.err.replace("10 tokens", "ten tokens")
 
 
 def test_a_file_of_something_else_is_refused_and_kept(

@@ -45,7 +45,10 @@ ENDLESS = {"prompt": "x", "stream": True, "max_tokens": 10**6, "ignore_eos": Tru
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--host", "0.0.0.0"], "--host 0.0.0.0 lets other machines in: give --api-key-file FILE or LLAMAC_API_KEY"),
+        (
+            ["--host", "0.0.0.0"],
+            "--host 0.0.0.0 accepts connections from other machines: give --api-key-file FILE or LLAMAC_API_KEY",
+        ),
         (["--host", "nowhere.invalid", "--no-key"], "cannot listen on nowhere.invalid port 8000"),
         (["--port", "99999"], "--port is 99999, expected 0 to 65535"),
         (["--max-queue", "0"], "--max-queue is 0, expected more than 0"),
@@ -59,7 +62,7 @@ ENDLESS = {"prompt": "x", "stream": True, "max_tokens": 10**6, "ignore_eos": Tru
         (["--cors", "https://example.org/"], "--cors is 'https://example.org/', expected an origin"),
         (["--ready-callback", "localhost:80"], "--ready-callback is 'localhost:80', expected http://HOST/PATH"),
         (["--ready-callback", "http://a:b@x/"], "--ready-callback is 'http://a:b@x/', expected http://HOST/PATH"),
-        (["--tls-cert", "c.pem"], "--tls-cert and --tls-key need each other"),
+        (["--tls-cert", "c.pem"], "--tls-cert and --tls-key belong together"),
         (["--uds", "."], "this is not a socket, so llamac does not replace it"),
     ],
 )
@@ -217,7 +220,7 @@ def test_keys_are_read_again_on_sighup(tmp_path: Path) -> None:
         started.process.send_signal(signal.SIGHUP)
         assert started.process.stderr is not None
         line = started.process.stderr.readline()
-        assert "the API keys stay as they were" in line
+        assert "the API keys remain unchanged" in line
         assert "there is no limit 'max_request'; did you mean 'max_requests'?" in line
         assert "third" not in line
         assert status("second") == 200
@@ -367,7 +370,7 @@ def test_a_template_is_read_whole_or_refused(tmp_path: Path) -> None:
 def test_an_option_for_one_model_is_refused_with_a_folder(llamac_command: Command, tmp_path: Path) -> None:
     for arguments, shown in (((models.path(),), "MODEL"), (("--alias", "a"), "--alias")):
         done = llamac_command("serve", "--port", "0", "--models-dir", tmp_path, *arguments)
-        done.refuses_with(f"--models-dir serves the models of a folder: leave {shown} out (models.toml has it)")
+        done.refuses_with(f"--models-dir serves the models of a folder: omit {shown} (set it in models.toml)")
 
 
 def test_a_folder_with_a_mistake_is_refused(llamac_command: Command, tmp_path: Path) -> None:

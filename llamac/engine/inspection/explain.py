@@ -156,7 +156,7 @@ def _prompt(
         if bos is None:
             added, reason = False, "the model has no BOS token"
         elif not ids:
-            added, reason = True, "the prompt is empty, and something has to come first"
+            added, reason = True, "the prompt is empty, and the model needs a first token"
         elif not model.special.add_bos:
             added, reason = False, "the tokenizer's rules add none"
         elif ids[0] == bos:

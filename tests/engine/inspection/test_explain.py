@@ -44,7 +44,7 @@ def test_tokens_and_bytes_are_those_of_the_prompt(model: llamac.Model) -> None:
     [
         ("ab", True, "the tokenizer's rules put it before a text"),
         ("<s>ab", False, "the text begins with <s> already"),
-        ("", True, "the prompt is empty, and something has to come first"),
+        ("", True, "the prompt is empty, and the model needs a first token"),
         ([5, 6], False, "token ids are used unchanged"),
     ],
 )
