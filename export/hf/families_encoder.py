@@ -1,7 +1,7 @@
 """Rows of the table of encoders, whose tokens attend to both sides: they embed texts, or score pairs of texts.
 
-An encoder norms its residual stream after each branch (`normed` in docs/format.md). In the canonical form, the norm of
-the embedding is the first layer's attn_norm, and the norm after a layer is the next layer's, or output_norm.
+An encoder normalizes its residual stream after each branch (`normed` in docs/format.md). In the canonical form, the
+norm of the embedding is the first layer's attn_norm, and the norm after a layer is the next layer's, or output_norm.
 """
 
 from __future__ import annotations

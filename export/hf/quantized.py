@@ -1,7 +1,7 @@
 """Quantized weights that any family can have: the kinds of `quantization_config`, and the tensors they describe.
 
-Families do not know of them: `dequantized` replaces the tensors that a checkpoint stores, before anything else reads
-them, and each is dequantized as its rows are read.
+The rows of families do not mention them: `dequantized` replaces the tensors that a checkpoint stores, before anything
+else reads them, and each is dequantized as its rows are read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The ladder: what is compared, in the order in which a model computes it."""
+"""The ladder: the stages that a comparison covers, in the order in which a model computes them."""
 
 from __future__ import annotations
 

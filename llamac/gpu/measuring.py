@@ -1,7 +1,7 @@
 """Measured passes: the time and bytes of a plan's steps, by the steps of the graph that a profile tells apart.
 
 csrc/profile.h describes those steps. A kernel that does two steps counts for the later one: a kernel that adds a branch
-and norms the sum counts as the norm.
+and normalizes the sum counts as the norm.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Runs the steps of a model's plan (csrc/plan.h) with the kernels: a method for each kind of step.
 
-Nothing here knows a family: the plan says what to compute; launches.py, layer_launches.py and recurrent_launches.py say
-how.
+Nothing here depends on a family: the plan says what to compute; launches.py, layer_launches.py and
+recurrent_launches.py say how.
 """
 
 from __future__ import annotations

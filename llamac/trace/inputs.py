@@ -1,4 +1,4 @@
-"""Reads the inputs of a model from a file: token ids, or what takes the place of their embeddings."""
+"""Reads the inputs of a model from a file: token ids, or embeddings to use instead of theirs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Draws that a session's device can compute, so that logits need not come to the host.
+"""Draws that a session's device can compute, so that the logits need not be copied to the host.
 
-A device gives the token that the core gives, or none: then it delivers the row of logits as usual.
+A device draws the token that the core would draw, or none; then it delivers the row of logits as usual.
 """
 
 from __future__ import annotations

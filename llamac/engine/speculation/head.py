@@ -1,8 +1,8 @@
-"""What drafts from the hidden states of a session: its model's MTP layer, or the file of a drafter beside the model.
+"""Sessions of the drafters that read a session's hidden states: the model's MTP layer, or a drafter's file.
 
-Each of them has a session of its own in the core. The session of a drafter's file belongs to the session that it drafts
-for, its trunk. An assistant reads the trunk's embeddings, keys and values; an EAGLE-3 head has keys and values of its
-own.
+Each of these drafters has its own session in the core. The session of a drafter's file belongs to the session that it
+drafts for, its trunk. An assistant reads the trunk's embeddings, keys and values; an EAGLE-3 head has its own keys and
+values.
 """
 
 from __future__ import annotations
