@@ -358,9 +358,9 @@ static int check_layer(const struct config *c, const struct layer_record *layers
     if (c->two_sided && layers[l].mixer != MIXER_ATTENTION)
         return bad_model(err, "%s: mixer is %u, expected %d (attention) with two_sided 1", where, layers[l].mixer,
                          MIXER_ATTENTION);
-    if (c->two_sided && layers[l].layer_embedding_dim)
-        return bad_model(err, "%s: layer_embedding_dim is %u, expected 0 with two_sided 1", where,
-                         layers[l].layer_embedding_dim);
+    if ((c->two_sided || c->embedding_norm) && layers[l].layer_embedding_dim)
+        return bad_model(err, "%s: layer_embedding_dim is %u, expected 0 with %s 1", where,
+                         layers[l].layer_embedding_dim, c->two_sided ? "two_sided" : "embedding_norm");
     if (c->activation == ACTIVATION_XIELU && (layers[l].ffn == FFN_GATED || layers[l].ffn == FFN_EXPERTS))
         return bad_model(err, "%s: ffn is %u, expected %d (plain) or %d (none) with activation xielu", where,
                          layers[l].ffn, FFN_PLAIN, FFN_NONE);

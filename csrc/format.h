@@ -20,7 +20,8 @@ enum {
     FORMAT_MAX_CONV_WIDTH = 16,
     FORMAT_MAX_TYPES = 256,
     FORMAT_MAX_POOLED = 4,
-    FORMAT_MAX_BIAS_DISTANCE = 4096,
+    FORMAT_MAX_BIAS_DISTANCE = 1 << 17,
+    FORMAT_MAX_BIASES = 1 << 28,
     FORMAT_MAX_CLUSTERS = 1 << 16,
     FORMAT_EAGLE_STATES = 3,
     STATE_DIM_MULTIPLE = 16,        // of a recurrent layer's head widths: the lanes of the kernels
@@ -118,7 +119,8 @@ struct config {
     uint32_t state_beta_doubled;                   // 1: beta of delta nets is twice a sigmoid
     uint32_t expert_dim;                           // width of what experts read and return, which two matrices of the
                                                    // layer map; 0: dim
-    uint8_t reserved[148];                         // zero
+    uint32_t embedding_norm;                       // 1: the embedding of a row is normed
+    uint8_t reserved[144];                         // zero
 };
 
 struct layer_record {

@@ -35,9 +35,7 @@ const char *format_without_logits(const struct config *c) {
 
 // Checks the fields of encoders and rerankers.
 static int check_encoder(const struct config *c, llamac_error *err) {
-    const struct demand of_encoders[] = {
-        { "n_types", c->n_types, 0 }, { "bias_distance", c->bias_distance, 0 },
-    };
+    const struct demand of_encoders[] = { { "n_types", c->n_types, 0 } };
     if (!c->two_sided &&
         format_check_demands("config", of_encoders, ARRAY_LEN(of_encoders), "with two_sided 0", err))
         return -1;
@@ -53,6 +51,16 @@ static int check_encoder(const struct config *c, llamac_error *err) {
         return bad_model(err, "config: scores_pairs is 1, but the last of n_pooled %u layers does not have width 1, or "
                          "has pooled_norm 1", c->n_pooled);
     return 0;
+}
+
+// Checks the fields of models that neither are drafters nor have one.
+static int check_lone(const struct config *c, llamac_error *err) {
+    const struct demand of_lone[] = {
+        { "bias_distance", c->bias_distance, 0 }, { "embedding_norm", c->embedding_norm, 0 },
+    };
+    if (!c->drafter && !c->mtp_layers) return 0;
+    const char *const reason = c->drafter ? "with a drafter" : "with mtp_layers 1";
+    return format_check_demands("config", of_lone, ARRAY_LEN(of_lone), reason, err);
 }
 
 // Checks the fields of drafters.
@@ -91,6 +99,9 @@ int format_check_config(const struct config *c, llamac_error *err) {
     if ((uint64_t)c->n_heads * c->head_dim > FORMAT_MAX_DIM)
         return bad_model(err, "config: n_heads %u times head_dim %u exceeds %d", c->n_heads, c->head_dim,
                          FORMAT_MAX_DIM);
+    if (c->n_heads * (2 * (uint64_t)c->bias_distance + 1) > FORMAT_MAX_BIASES)
+        return bad_model(err, "config: n_heads %u times the %u distances up to bias_distance exceeds %d", c->n_heads,
+                         2 * c->bias_distance + 1, FORMAT_MAX_BIASES);
     if (c->qk_norm_after_rope && c->qk_norm != QK_NORM_HEAD && c->qk_norm != QK_NORM_ROTATED_HEAD)
         return bad_model(err, "config: qk_norm_after_rope is 1, expected 0 unless qk_norm is head or rotated_head");
     if (c->n_token_ids > c->vocab_size)
@@ -108,7 +119,7 @@ int format_check_config(const struct config *c, llamac_error *err) {
     if (c->mtp_layers && (c->norm != NORM_RMS || c->position == POSITION_LEARNED || format_without_logits(c)))
         return bad_model(err, "config: mtp_layers is %u, expected 0 unless norm is rms, position is not learned, and "
                          "two_sided and scores_pairs are 0", c->mtp_layers);
-    return check_rope(c, err) || check_encoder(c, err) || check_drafter(c, err) ? -1 : 0;
+    return check_rope(c, err) || check_encoder(c, err) || check_lone(c, err) || check_drafter(c, err) ? -1 : 0;
 }
 
 int format_check_eagle(const struct config *c, const struct layer_record *layers, llamac_error *err) {

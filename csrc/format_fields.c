@@ -106,6 +106,7 @@ static const llamac_field fields[] = {
     CONFIG(state_norm_eps, F32, 0, 1),
     CONFIG(state_beta_doubled, U32, 0, 1),
     CONFIG(expert_dim, U32, 0, FORMAT_MAX_DIM),
+    CONFIG(embedding_norm, U32, 0, 1),
     BYTES("config", config, reserved),
 
     LAYER_ENUM(mixer, MIXER_ATTENTION_MAMBA2, "attention,delta_net,mamba2,short_conv,none,attention_mamba2"),

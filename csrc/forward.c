@@ -90,6 +90,7 @@ static void embed(const struct worker *w, float *embeddings) {
     const struct eval *e = w->eval;
     const struct llamac_session *s = e->session;
     const struct config *c = s->model->config;
+    const struct norm_weights norm = { s->model->embedding_norm, s->model->embedding_norm_bias };
     int first, last;
     if (states_dim(s->model)) {
         (is_eagle(s->model) ? eagle_in : states_in)(w, embeddings);
@@ -106,6 +107,7 @@ static void embed(const struct worker *w, float *embeddings) {
         token_embedding(w, token, x);
         add_embedding(w, &s->model->type_embedding, e->types ? e->types[e->first_row + r] : 0, x);
         add_embedding(w, &s->model->position_embedding, position, x);
+        if (norm.weight) norm_row(w, norm, x, (int)c->dim, x);
     }
 }
 

@@ -127,6 +127,7 @@ struct llamac_model {
     struct matrix position_embedding;                         // (context, dim)
     struct matrix type_embedding;                             // (n_types, dim)
     const float *distance_bias;                               // (n_heads, 2 bias_distance + 1): added to the scores
+    const float *embedding_norm, *embedding_norm_bias;        // (dim), or NULL: of the sum of the embeddings
     struct matrix layer_embedding;                            // (vocab_size, n_layers * layer_embedding_dim)
     struct matrix layer_embedding_in;                         // (n_layers * layer_embedding_dim, dim)
     const float *layer_embedding_norm;                        // (layer_embedding_dim)

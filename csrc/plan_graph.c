@@ -103,6 +103,9 @@ static void ropes_and_embedding(struct writer *w) {
     plan_use(w, LLAMAC_BUFFER_X, max_int((int)c->dim, tokens->token_embedding.columns));
     if (is_eagle(m)) plan_eagle_in(w);
     else if (states_dim(m)) state_inputs(w);
+    else if (m->embedding_norm)
+        plan_norm_rows(w, LLAMAC_BUFFER_X, LLAMAC_BUFFER_X, (int)c->dim,
+                       plan_norm(w, m->embedding_norm, m->embedding_norm_bias));
     plan_observe(w, LLAMAC_STAGE_EMBEDDING, LLAMAC_BUFFER_X, (int)c->dim);
 }
 

@@ -25,7 +25,7 @@ enum condition {
     IF_DELTA_NET, IF_OUTPUT_GATE, IF_TYPES, IF_LATENT, IF_LATENT_Q, IF_NOT_LATENT, IF_CHOICE_BIAS, IF_SHORT_CONV,
     IF_LAYER_EMBEDDING, IF_EXPERT_NORMS, IF_EXPERT_FACTORS, IF_XIELU, IF_MAMBA2, IF_STATE_NORM, IF_SUB_NORMS,
     IF_BIASED_DISTANCES, IF_POOLED_NORM, IF_MTP, IF_NOT_ASSISTANT, IF_ASSISTANT, IF_CLUSTERS, IF_DRAFTER, IF_EAGLE,
-    IF_OUTPUT_IDS, IF_IN_NORM, IF_EXPERT_DIM,
+    IF_OUTPUT_IDS, IF_IN_NORM, IF_EXPERT_DIM, IF_EMBEDDING_NORM,
     OPTIONAL_IN_EAGLE   // the model that a head drafts for may have it instead
 };
 enum { MAX_CONDITIONS = 4 };
@@ -47,6 +47,8 @@ static const struct slot first_slots[] = {
     { "position_embedding.weight", { IF_LEARNED }, CONTEXT, DIM, OF_MODEL(position_embedding) },
     { "type_embedding.weight", { IF_TYPES }, TYPES, DIM, OF_MODEL(type_embedding) },
     { "distance_bias.weight", { IF_BIASED_DISTANCES }, ONE, DISTANCES, OF_MODEL(distance_bias) },
+    { "embedding_norm.weight", { IF_EMBEDDING_NORM }, ONE, DIM, OF_MODEL(embedding_norm) },
+    { "embedding_norm.bias", { IF_EMBEDDING_NORM, IF_LAYER_NORM }, ONE, DIM, OF_MODEL(embedding_norm_bias) },
     { "layer_embedding.weight", { IF_LAYER_EMBEDDING }, VOCAB, LAYER_EMBEDDINGS, OF_MODEL(layer_embedding) },
     { "layer_embedding_in.weight", { IF_LAYER_EMBEDDING }, LAYER_EMBEDDINGS, DIM, OF_MODEL(layer_embedding_in) },
     { "layer_embedding_norm.weight", { IF_LAYER_EMBEDDING }, ONE, LAYER_EMBEDDING, OF_MODEL(layer_embedding_norm) },
@@ -299,6 +301,7 @@ static int condition_holds(const llamac_slot_iterator *it, enum condition condit
     case IF_DRAFTER: return c->drafter != DRAFTER_NONE;
     case IF_EAGLE: return c->drafter == DRAFTER_EAGLE3;
     case IF_EXPERT_DIM: return c->expert_dim > 0;
+    case IF_EMBEDDING_NORM: return c->embedding_norm;
     case IF_IN_NORM: return c->eagle_in_norm != EAGLE_IN_NORM_NONE;
     case IF_OUTPUT_IDS: return c->n_clusters > 0 || c->drafter == DRAFTER_EAGLE3;
     default: return 1;
@@ -528,6 +531,7 @@ void slot_describe_conditions(const llamac_slot_iterator *it, char text[SLOT_TEX
         { { IF_SUB_NORMS }, "sub_norms", (int32_t)layer->sub_norms },
         { { IF_MTP }, "mtp_layers", (int32_t)c->mtp_layers },
         { { IF_EXPERT_DIM }, "expert_dim", (int32_t)c->expert_dim },
+        { { IF_EMBEDDING_NORM }, "embedding_norm", (int32_t)c->embedding_norm },
         { { IF_CLUSTERS }, "n_clusters", (int32_t)c->n_clusters },
     };
     size_t n = 0;

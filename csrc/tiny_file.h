@@ -19,7 +19,7 @@
 // features: every norm placement, sinks, scaled queries, limited activations, norms with weights per head, layers that
 // read the keys of layer 1, a second RoPE table for long contexts.
 // encoder: attention to both sides, 3 types, and norms of the residual stream itself.
-// bias_distance: biases of scores for distances up to it.
+// bias_distance: biases of scores for distances up to it; without encoder, the embedding is also normed.
 // layered: layers differ in their heads, of some the keys are also the values, values are normed, the last layer reads
 // the keys of another one, layers have scales, embeddings of their own and every norm placement; experts have norms and
 // factors.
@@ -67,6 +67,7 @@ static inline struct config tiny_config(const struct tiny_shape *s) {
         .n_types = s->encoder ? 3 : 0,
         .rounds_inputs = s->sub_norms == 2,
         .bias_distance = (uint32_t)s->bias_distance,
+        .embedding_norm = s->bias_distance && !s->encoder,
         .drafter = s->eagle ? DRAFTER_EAGLE3 : s->trunk_dim ? DRAFTER_ASSISTANT : DRAFTER_NONE,
         .trunk_dim = (uint32_t)(s->eagle < 0 ? -s->eagle : s->eagle ? s->eagle : s->trunk_dim),
         .eagle_vocab_size = s->eagle ? (uint32_t)(s->vocab / 2) : 0,
@@ -360,6 +361,10 @@ static const struct tiny_shape tiny_encoder = {
 static const struct tiny_shape tiny_biased = {
     .dim = 24, .n_layers = 3, .n_heads = 4, .n_kv_heads = 2, .head_dim = 6, .ffn_dim = 40, .vocab = 101,
     .context = 700, .dtype = LLAMAC_F32, .biases = 1, .window = 50, .encoder = 1, .bias_distance = 65,
+};
+static const struct tiny_shape tiny_distant = {
+    .dim = 36, .n_layers = 3, .n_heads = 6, .n_kv_heads = 2, .head_dim = 10, .ffn_dim = 52, .vocab = 101,
+    .context = 400, .dtype = LLAMAC_F32, .biases = 1, .bias_distance = 150,
 };
 static const struct tiny_shape tiny_layered = {
     .dim = 36, .n_layers = 5, .n_heads = 4, .n_kv_heads = 2, .head_dim = 32, .ffn_dim = 52, .vocab = 101,

@@ -306,6 +306,7 @@ class ModelConfig:
     state_norm_eps: float = 0.0
     state_beta_doubled: int = 0
     expert_dim: int = 0
+    embedding_norm: int = 0
 
     def __post_init__(self) -> None:
         n_experts = sum(layer.n_experts for layer in self.all_layers)

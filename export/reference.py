@@ -238,7 +238,7 @@ def _rows_of_tokens(run: _Pass, name: str) -> Array:
 
 
 def _embed(run: _Pass) -> Array:
-    """scale E[token] (+ P[position]): (n, dim)."""
+    """scale E[token] (+ P[position]), possibly normed: (n, dim)."""
     x = _rows_of_tokens(run, "token_embedding.weight")
     x *= run.config.embedding_scale
     if run.config.n_types:
@@ -247,6 +247,8 @@ def _embed(run: _Pass) -> Array:
     if run.config.position == "learned":
         longest = int(run.positions.max()) + 1
         x += _tensor(run.checkpoint, "position_embedding.weight").read(0, longest).astype(np.float64)[run.positions]
+    if run.config.embedding_norm:
+        x = run.norm(x, "embedding_norm")
     run.observe("embedding", 0, x)
     return x
 

@@ -174,7 +174,7 @@ def gguf_name(name: str, model_type: str) -> tuple[str, int | None]:
     parts = name.split(".")
     kind = parts.pop()
     names = NAMES | LFM3_NAMES if model_type == "lfm3" else NAMES
-    if parts[0] not in ("layers", "h"):
+    if parts[0] not in ("layers", "h", "blocks"):
         return f"{names['.'.join(parts)]}.{kind}", None
     module = ".".join(parts[2:])
     for pattern, stack in STACKED.items():
@@ -298,7 +298,7 @@ def converted(config: Config, tensors: Tensors) -> Tensors:
         is_less_one = kind.startswith(("gemma", *DELTA_NETS)) or kind == "nemotron"
         if is_less_one and kind not in GEMMA4 and name.endswith("norm.weight"):
             values = values + np.float32(1)
-        if kind == "gpt_neox" and ".query_key_value." in name:  # transformers stores them head by head
+        if kind in ("gpt_neox", "bloom") and ".query_key_value." in name:  # transformers stores them head by head
             values = values.reshape(heads, 3, -1, *values.shape[1:]).swapaxes(0, 1).reshape(values.shape)
         if kind == "falcon" and ".query_key_value." in name:
             values = ungrouped(config, values)

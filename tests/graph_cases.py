@@ -116,6 +116,12 @@ def layered_cases() -> Iterator[tuple[str, ModelConfig]]:
     yield "chunks", replace(base, layers=layers, qk_norm="rotated_head", qk_norm_after_rope=1)
     yield "routers", replace(base, layers=(grouped, replace(biased, expert_weights=1), biased))
     first = replace(biased, expert_weights_first=1, placement="sandwich")
+    distant = LayerConfig("plain", 50, window=9)
+    layers = (replace(distant, window=0), distant, replace(distant, placement="parallel", sinks=1))
+    of_distances = replace(base, layers=layers, position="none", bias_distance=31, embedding_norm=1, rope_dim=())
+    of_distances = replace(of_distances, rope_original_context=(), rope_attention_factor=())
+    yield "distances", replace(of_distances, attention_soft_cap=2.0, **SCALES)
+    yield "layer norms and distances", replace(of_distances, norm="layer", qk_norm="none")
     yield "mapped experts", replace(base, layers=(grouped, first, replace(first, placement="parallel")), expert_dim=70)
 
 

@@ -112,6 +112,7 @@ AS_CONVERTED: dict[str, Config] = {
     **dict.fromkeys(["qwen3_5_moe_text", "qwen3_5_moe_text-layer_types"], DELTA_NET),
     **dict.fromkeys(["falcon_h1-no_biases", "nemotron_h-experts", "nemotron_h-dense"], UNCHANGED),
     **dict.fromkeys(["granitemoehybrid", "granitemoehybrid-experts", "granitemoehybrid-mamba_n_groups"], NO_BIAS),
+    **dict.fromkeys(["bloom", "bloom-num_attention_heads", "mpt", "mpt-num_attention_heads"], UNCHANGED),
 }
 CHANGES |= AS_CONVERTED
 WITH_MTP = ["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "deepseek_v3", "glm4_moe"]

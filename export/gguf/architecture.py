@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+MAX_ALIBI_BIAS = "attention.max_alibi_bias"
 REQUIRED = object()  # the default of keys without one
 EXPERTS: dict[str, object] = {
     "expert_count": 0,
@@ -37,7 +38,9 @@ class Architecture:
         either_norm: Norms are RMS norms if the file has an epsilon for these.
         zero_norm_biases: The file has no biases of layer norms.
         plain_norms: Norms have neither weights nor biases.
-        alibi_depth: A model with this many layers has ALiBi in place of RoPE, which llamac does not compute; 0: none.
+        alibi_depth: A model with this many layers has ALiBi in place of RoPE, which is not read; 0: none.
+        alibi: Scores have ALiBi's biases, whose smallest slope is 2^-alibi; 0: they have none, unless MAX_ALIBI_BIAS is
+            a key of the architecture.
         multiplies_logits: The logits are multiplied by logit_scale, not divided.
         names: llama.cpp's names of modules where they differ from other architectures'. A key with a kind, such as
             "ffn_norm.weight", has a name without a suffix.
@@ -117,6 +120,7 @@ class Architecture:
     zero_norm_biases: bool = False
     plain_norms: bool = False
     alibi_depth: int = 0
+    alibi: float = 0.0
     multiplies_logits: bool = False
     names: Mapping[str, str] = field(default_factory=dict)
     or_names: Mapping[str, str] = field(default_factory=dict)
@@ -168,6 +172,11 @@ class Architecture:
     def is_written(self) -> bool:
         """Whether the writer can write it."""
         return not (self.read_only or self.needs_factors)
+
+    @property
+    def has_alibi(self) -> bool:
+        """Whether scores have ALiBi's biases."""
+        return self.alibi > 0 or MAX_ALIBI_BIAS in self.keys
 
     @property
     def has_predicting_blocks(self) -> bool:

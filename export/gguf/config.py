@@ -13,7 +13,9 @@ from typing import Any
 
 from llamac.errors import UnsupportedError
 from llamac.export.checkpoint import LayerConfig, ModelConfig
+from llamac.export.distances import MOST_BIAS, alibi_slopes
 from llamac.export.gguf import gemma4, llama4
+from llamac.export.gguf.architecture import MAX_ALIBI_BIAS
 from llamac.export.gguf.drafters import DRAFTERS, as_drafter, drafter_fields, vocabulary_size
 from llamac.export.gguf.encoders import ENCODERS, NO_SHARED_BIAS, encoder_fields
 from llamac.export.gguf.families import (
@@ -56,12 +58,14 @@ class GGUFConfig:
         row: The table row of its architecture.
         ropes: The frequencies of each RoPE table.
         numbers: The numbers that the file has in its metadata and ours are tensors, by their names.
+        slopes: ALiBi's slope of each head, if the architecture has them.
     """
 
     model: ModelConfig
     row: Architecture
     ropes: tuple[Rope, ...]
     numbers: Mapping[str, float] = field(default_factory=dict)
+    slopes: tuple[float, ...] = ()
 
 
 def architecture(values: Mapping[str, Value]) -> tuple[str, Architecture]:
@@ -134,9 +138,11 @@ def parse_config(
         )
     of_drafter = drafter_fields(keys, row, vocab_size, shapes)
     numbers = _xielu(keys, n_layers) if row.activation == "xielu" else {}
+    largest_bias = _largest_bias(keys, row)
     if row.needs_factors and "freqs" not in factors:
         keys.problems.append(f"the tensor {ROPE_FACTORS['freqs']} is missing: it says which part of each head rotates")
     keys.finish()
+    slopes = alibi_slopes(n_heads, largest_bias) if largest_bias else ()
     tables = rope_tables(keys, row, rope_dim, context, factors) if row.position == "rope" else ()
     qk_norm = _qk_norm(row, layers, shapes)
     layers, ropes = _with_used_tables(layers, tables)
@@ -159,11 +165,13 @@ def parse_config(
         qk_norm_after_rope=int(row.qk_norm_after_rope and qk_norm != "none"),
         state_norm=_state_norm(row, shapes),
         **_scale_fields(scales, row, dim, n_layers),
+        bias_distance=max(1, context - 1) if slopes else 0,
+        embedding_norm=int("embedding_norm" in row.names),
         **encoder_fields(row, shapes),
         **rope_fields(ropes),
     )
     model = as_drafter(model, of_drafter) if row.drafter else model
-    return GGUFConfig(with_mtp(model, shapes, row.mtp_like) if row.mtp else model, row, ropes, numbers)
+    return GGUFConfig(with_mtp(model, shapes, row.mtp_like) if row.mtp else model, row, ropes, numbers, slopes)
 
 
 def _refuse_alibi(values: Mapping[str, Value], name: str, row: Architecture) -> None:
@@ -171,7 +179,7 @@ def _refuse_alibi(values: Mapping[str, Value], name: str, row: Architecture) -> 
     if row.alibi_depth and values.get(f"{name}.block_count") == row.alibi_depth:
         raise UnsupportedError(
             f"{name}.block_count is {row.alibi_depth}: models of {name} with so many layers bias attention by distance "
-            "(ALiBi), which llamac does not compute"
+            "(ALiBi), which llamac does not read for this architecture"
         )
 
 
@@ -314,6 +322,16 @@ def _with_mixers(
     return tuple(
         layer if attends else replace(layer, **mamba2) for layer, attends in zip(layers, has_attention, strict=False)
     )
+
+
+def _largest_bias(keys: Keys, row: Architecture) -> float:
+    """The exponent of ALiBi's smallest slope; 0: scores have no biases."""
+    if MAX_ALIBI_BIAS not in row.keys:
+        return row.alibi
+    largest = keys.number(MAX_ALIBI_BIAS, most=MOST_BIAS)
+    if largest == 0:
+        keys.wrong(MAX_ALIBI_BIAS, "a number above 0: models without ALiBi are not supported for this architecture")
+    return largest or 0.0
 
 
 def _xielu(keys: Keys, n_layers: int) -> dict[str, float]:

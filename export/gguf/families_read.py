@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from llamac.export.gguf.architecture import Architecture
+from llamac.export.distances import USUAL_BIAS
+from llamac.export.gguf.architecture import MAX_ALIBI_BIAS, REQUIRED, Architecture
 
 # The parts of a head whose pairs count other positions in models with images. Those of a token of text are the same.
 SECTIONS = "rope.dimension_sections"
@@ -26,6 +27,30 @@ READ_ONLY = {
         names={"attn_norm": "attn_norm_2", "ffn_norm": "attn_norm"},
         or_names={"attn_norm": "attn_norm"},
         read_only=True,
+    ),
+    "bloom": Architecture(
+        "bloom",
+        norm="layer",
+        position="none",
+        ffn="plain",
+        activation="gelu_tanh",
+        alibi=USUAL_BIAS,
+        names={"embedding_norm": "token_embd_norm"},
+        fused=("attn_qkv",),
+        biases="all",
+        square=True,
+    ),
+    "mpt": Architecture(
+        "mpt",
+        norm="layer",
+        position="none",
+        ffn="plain",
+        activation="gelu_erf",
+        zero_norm_biases=True,
+        keys={MAX_ALIBI_BIAS: REQUIRED},
+        fused=("attn_qkv",),
+        biases="any",
+        square=True,
     ),
     "qwen": Architecture("qwen2", halves_ffn=True, read_only=True),
     "codeshell": Architecture("starcoder2", norm="layer", ffn="plain", activation="gelu_tanh", read_only=True),

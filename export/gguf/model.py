@@ -15,6 +15,7 @@ from llamac import _core
 from llamac.errors import ExportError
 from llamac.export import generation_config, pooling
 from llamac.export.checkpoint import CHUNK_BYTES, Checkpoint, LazyTensor, ModelConfig
+from llamac.export.distances import BIASES, by_slopes
 from llamac.export.drafters import EAGLE3
 from llamac.export.flat.plan import config_records
 from llamac.export.gguf import delta_net, drafters, gemma4, latent, llama4, mamba2, mtp
@@ -83,6 +84,8 @@ def read(path: Path, warnings: list[str], *, complete: bool = True, head: GGUFHe
         tensors[f"rope.{number}.inv_freq"] = LazyTensor.of(rope.inv_freq)
         if rope.inv_freq_long is not None:
             tensors[f"rope.{number}.inv_freq_long"] = LazyTensor.of(rope.inv_freq_long)
+    if config.slopes:
+        tensors[BIASES] = by_slopes(config.slopes, config.model.bias_distance)
     of_texts = {} if row.drafter else file.values  # a drafter uses the tokenizer of the model that it drafts for
     templates = chat_templates.from_gguf(of_texts)
     title = file.values.get("general.name")
@@ -178,7 +181,7 @@ def _canonical(config: GGUFConfig, tensors: Mapping[str, Tensor]) -> dict[str, L
     required: dict[str, bool] = {}
     shapes: dict[str, Shape] = {}
     for name, needed, is_matrix, rows, columns in _core.slots(*config_records(Checkpoint(config.model, {}))):
-        if not name.startswith("rope."):
+        if not name.startswith("rope.") and not (name == BIASES and config.slopes):
             required[name], shapes[name] = needed, (rows, columns) if is_matrix else (columns,)
     for name, shape in shapes.items():
         if name in config.numbers:

@@ -20,6 +20,7 @@ import numpy as np
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export import generation_config, pooling
 from llamac.export.checkpoint import CHUNK_BYTES, Checkpoint, LazyTensor, ModelConfig
+from llamac.export.distances import BIASES
 from llamac.export.dtypes import nearest_dtypes
 from llamac.export.flat.packing import checked_chunks, regroup
 from llamac.export.flat.plan import matching_tensors
@@ -180,8 +181,8 @@ def _as_llama_cpp_has_them(checkpoint: Checkpoint, row: Architecture) -> dict[st
     tensors = dict(matching_tensors(checkpoint))
     problems = list(obstacles(checkpoint, row))
     for name in list(tensors):
-        if name.startswith("rope."):
-            del tensors[name]
+        if name.startswith("rope.") or (row.has_alibi and name == BIASES):
+            del tensors[name]  # which metadata express
         elif (order := order_of_pairs(name, row, checkpoint.config)) is not None:
             tensors[name] = permuted(tensors[name], np.argsort(order))
     tensors = places.rearranged(tensors, checkpoint.config, row)
@@ -350,10 +351,11 @@ def _check_read_back(checkpoint: Checkpoint, path: Path) -> None:
     for name in sorted((set(checkpoint.tensors) ^ set(again.tensors)) - {HEAD}):
         problems.append(f"tensor {name} has no place" if name in checkpoint.tensors else f"tensor {name} is missing")
     for name, tensor in checkpoint.tensors.items():
-        if name.startswith("rope.") and name in again.tensors:
+        if (name.startswith("rope.") or name == BIASES) and name in again.tensors:
             ours, theirs = tensor.array(), again.tensors[name].array()
             if ours.shape != theirs.shape or not np.allclose(ours, theirs, rtol=CLOSE, atol=0):
-                problems.append(f"{name}: GGUF cannot express these frequencies")
+                which = "biases" if name == BIASES else "frequencies"
+                problems.append(f"{name}: GGUF cannot express these {which}")
     if problems:
         raise UnsupportedError(f"{CANNOT_HOLD}:\n  " + "\n  ".join(problems))
 

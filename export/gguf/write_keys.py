@@ -9,7 +9,9 @@ from typing import Any
 from llamac.errors import UnsupportedError
 from llamac.export.checkpoint import Checkpoint, ModelConfig
 from llamac.export.delta_net import UNIT_EPS
+from llamac.export.distances import BIASES, largest_bias
 from llamac.export.gguf import gemma4, latent
+from llamac.export.gguf.architecture import MAX_ALIBI_BIAS
 from llamac.export.gguf.config import XIELU_NUMBERS
 from llamac.export.gguf.families import FUSED, IS_ROTATED, QUERY_BETA, QUERY_CONTEXT, STATE_FIELDS, Architecture
 from llamac.export.latent import NORM_EPS
@@ -58,6 +60,8 @@ def describe(checkpoint: Checkpoint, row: Architecture) -> dict[str, Value]:
         keys |= latent.latent_keys(config, row)
     if row.activation == "xielu":
         keys |= _xielu(checkpoint)
+    if MAX_ALIBI_BIAS in row.keys and BIASES in checkpoint.tensors:
+        keys[MAX_ALIBI_BIAS] = largest_bias(checkpoint.tensors[BIASES], config.n_heads)
     optional = _optional_keys(config, row) | _expert_keys(config, row)
     keys |= {key: value for key, value in optional.items() if key in row.keys}
     return keys | (gemma4.varied_keys(config) if row.varied else _windows(config, row))
@@ -294,5 +298,6 @@ def warnings_of(checkpoint: Checkpoint, row: Architecture) -> Iterator[str]:
             f"llama.cpp normalizes latents with the model's norm_eps ({checkpoint.config.norm_eps:g}), not with"
             f" {NORM_EPS:g}: logits differ slightly"
         )
-    if row.family == "gpt_neox":
-        yield "llama.cpp computes the GELU of GPT-NeoX with its tanh form: logits differ slightly"
+    if row.activation == "gelu_erf":
+        title = {"gpt_neox": "GPT-NeoX"}.get(row.family, row.family.upper())
+        yield f"llama.cpp computes the GELU of {title} with its tanh form: logits differ slightly"

@@ -16,7 +16,7 @@ from llamac.export.hf.decoder_config import parse_decoder
 from llamac.export.hf.encoder_config import decoder_row, encoder_row, left_out, parse_encoder, pooling_of
 from llamac.export.hf.families import ENCODERS, FAMILIES
 from llamac.export.hf.family import TERNARY, Family
-from llamac.export.hf.keys import LIMITS, Keys, shortened
+from llamac.export.hf.keys import HARMLESS, LIMITS, Keys, shortened
 from llamac.export.hf.parsed_config import HfConfig
 from llamac.export.hf.quantized_keys import ADVICE
 
@@ -110,6 +110,11 @@ def parse_row(family: Family, values: dict[str, Any], warnings: list[str]) -> Hf
 
 def _with_new_names(family: Family, values: dict[str, Any]) -> dict[str, Any]:
     """The values under the names of the family's row. ExportError if a value has two names and differs."""
+    for key in family.objects:
+        if isinstance(inner := values.get(key), dict):
+            others = {name: value for name, value in values.items() if name != key}
+            known = HARMLESS | NOT_SUPPORTED.keys()  # which transformers writes into every object
+            values = others | {f"{key}.{name}": value for name, value in inner.items() if name not in known}
     found = {key: value for key, value in values.items() if key not in family.old_keys}
     for old, new in family.old_keys.items():
         if old in values and values[old] != found.setdefault(new, values[old]):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from llamac.export.checkpoint import LayerConfig, ModelConfig
+from llamac.export.distances import USUAL_BIAS, alibi_slopes
 from llamac.export.hf import classic_config, exaone_config
 from llamac.export.hf.config_gemma4 import Heads, heads_by_kind, largest_heads, varied_layers
 from llamac.export.hf.encoder_config import cross_encoder, pooling_of, score_factors, type_count
@@ -72,6 +73,7 @@ def parse_decoder(keys: Keys, family: Family, checked: AbstractSet[str], warning
         layers = varied_layers(keys, row, layers, by_kind)
         heads = largest_heads(by_kind)
     position = _position(keys, family)
+    slopes = alibi_slopes(n_heads, USUAL_BIAS) if family.alibi else ()
     ropes: dict[str, RopeParameters] = {}
     if position == "rope":
         widths = {kind: own.head_dim if latent is None else latent.rotated for kind, own in by_kind.items()}
@@ -95,6 +97,8 @@ def parse_decoder(keys: Keys, family: Family, checked: AbstractSet[str], warning
         head_dim=heads.head_dim,
         position=position,
         layers=tuple(replace(layer, **scaled) for layer in layers),
+        bias_distance=max(1, context - 1) if slopes else 0,
+        embedding_norm=int(any("embedding_norm" in module.parts for module in family.modules)),
         **fields,
         **rope_fields(tables),
     )
@@ -108,6 +112,7 @@ def parse_decoder(keys: Keys, family: Family, checked: AbstractSet[str], warning
         positions=(context + family.position_offset, family.position_offset) if family.position_offset else (0, 0),
         factors=factors,
         mtp_layer=mtp_layer,
+        slopes=slopes,
     )
 
 

@@ -81,6 +81,109 @@ FALCON_NORMS = {
     )
 }
 
+# Position only has an effect on scores, by ALiBi, and the embedding has a norm.
+BLOOM = Family(
+    model_type="bloom",
+    architectures=("BloomForCausalLM",),
+    bare="BloomModel",
+    prefix="transformer.",
+    modules=(
+        Module("word_embeddings", ("token_embedding",)),
+        Module("word_embeddings_layernorm", ("embedding_norm",), bias="always"),
+        _of("input_layernorm", "attn_norm", bias="always"),
+        _of("self_attention.query_key_value", *_QKV, interleaved="heads", bias="always"),
+        _of("self_attention.dense", "attn_out", bias="always"),
+        _of("post_attention_layernorm", "ffn_norm", bias="always"),
+        _of("mlp.dense_h_to_4h", "ffn_up", bias="always"),
+        _of("mlp.dense_4h_to_h", "ffn_down", bias="always"),
+        Module("ln_f", ("output_norm",), bias="always"),
+    ),
+    keys={
+        "vocab_size": 250880,
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 8,
+        "max_position_embeddings": 2048,  # seq_length, which transformers does not read
+        "n_inner": None,
+        "layer_norm_epsilon": 1e-5,
+        "tie_word_embeddings": True,
+    },
+    fixed={"hidden_act": "gelu_pytorch_tanh", "apply_residual_connection_post_layernorm": False},
+    harmless=(
+        *("attention_softmax_in_fp32", "bias_dropout_fusion", "masked_softmax_fusion", "offset_alibi"),
+        *("skip_bias_add", "skip_bias_add_qkv", "slow_but_exact"),
+    ),
+    norm="layer",
+    ffn="plain",
+    position="none",
+    alibi=True,
+    old_keys={
+        "n_embed": "hidden_size",
+        "n_layer": "num_hidden_layers",
+        "n_head": "num_attention_heads",
+        "seq_length": "max_position_embeddings",
+    },
+)
+
+_B = "blocks.{l}."
+MPT = Family(
+    model_type="mpt",
+    architectures=("MptForCausalLM", "MPTForCausalLM"),
+    bare="MptModel",
+    prefix="transformer.",
+    modules=(
+        Module("wte", ("token_embedding",)),
+        Module(f"{_B}norm_1", (f"{L}attn_norm",)),
+        Module(f"{_B}attn.Wqkv", tuple(L + part for part in _QKV)),
+        Module(f"{_B}attn.out_proj", (f"{L}attn_out",)),
+        Module(f"{_B}norm_2", (f"{L}ffn_norm",)),
+        Module(f"{_B}ffn.up_proj", (f"{L}ffn_up",)),
+        Module(f"{_B}ffn.down_proj", (f"{L}ffn_down",)),
+        Module("norm_f", ("output_norm",)),
+    ),
+    keys={
+        "vocab_size": 50368,
+        "hidden_size": 2048,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "max_position_embeddings": 2048,
+        "n_inner": None,
+        "layer_norm_epsilon": 1e-5,
+        "tie_word_embeddings": True,
+        "attention_multiplier": None,
+    },
+    fixed={
+        "hidden_act": "gelu",
+        "expansion_ratio": 4,
+        "no_bias": True,
+        "norm_type": "low_precision_layernorm",
+        "logit_scale": None,
+        "attn_config.alibi": True,
+        "attn_config.alibi_bias_max": 8,  # transformers computes with this value in any case
+        "attn_config.attn_type": "multihead_attention",
+        "attn_config.clip_qkv": None,
+        "attn_config.prefix_lm": False,
+        "attn_config.qk_ln": False,
+    },
+    harmless=(
+        *("emb_pdrop", "embedding_fraction", "init_config", "init_device", "learned_pos_emb", "tokenizer_name"),
+        *("verbose", "attn_config.attn_impl", "attn_config.attn_uses_sequence_id"),
+    ),
+    norm="layer",
+    plain_norms=(f"{L}attn_norm.bias", f"{L}ffn_norm.bias", "output_norm.bias"),
+    ffn="plain",
+    position="none",
+    alibi=True,
+    objects=("attn_config",),
+    old_keys={
+        "d_model": "hidden_size",
+        "n_layers": "num_hidden_layers",
+        "n_heads": "num_attention_heads",
+        "max_seq_len": "max_position_embeddings",
+        "attn_config.softmax_scale": "attention_multiplier",
+    },
+)
+
 # The first two rows of the position embedding belong to no position.
 OPT = Family(
     model_type="opt",

@@ -250,6 +250,8 @@ class Family:
         first_placement: That of the first layer, if it is another one.
         padded_positions: The first row of the position embedding in use is the one after the padding token's id.
         biased_distances: Scores have a bias for each bucket of distances.
+        alibi: Scores have biases that fall linearly with the distance.
+        objects: Keys for objects, whose keys are named KEY.INNER in the row.
         pair_separators: How many EOS tokens separate the texts of a pair, if tokenizer.json does not say.
         state_norm: The norm of Mamba 2 layers (docs/format.md).
         scores_pairs: The model is a cross-encoder: layers after pooling give the score of a pair of texts.
@@ -339,6 +341,8 @@ class Family:
     first_placement: str = ""
     padded_positions: bool = False
     biased_distances: bool = False
+    alibi: bool = False
+    objects: tuple[str, ...] = ()
     pair_separators: int = 1
     state_norm: str = "none"
     scores_pairs: bool = False

@@ -120,7 +120,7 @@ def _delta_net_sizes(keys: Keys, row: Mapping[str, Any]) -> dict[str, int]:
 
 def _rotated(keys: Keys, family: Family, n_layers: int) -> list[bool]:
     """Which layers have RoPE."""
-    if family.position == "learned":
+    if family.position != "rope":
         return [False] * n_layers
     if family.optional_rope:
         return [states_base(keys)] * n_layers

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from llamac import _core
 from llamac.errors import ExportError, UnsupportedError
-from llamac.export import generation_config
+from llamac.export import distances, generation_config
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
 from llamac.export.drafters import ASSISTANT
 from llamac.export.flat.plan import config_records
@@ -93,6 +93,8 @@ def read(folder: Path, warnings: list[str]) -> Checkpoint:
         tensors[EMBEDDING] = _normed(tensors[EMBEDDING], model.norm_eps)
         model = replace(model, tied_output=False)
     tensors |= modules.tensors
+    if config.slopes:
+        tensors[distances.BIASES] = distances.by_slopes(config.slopes, model.bias_distance)
     for i, table in enumerate(config.ropes):
         tensors[f"rope.{i}.inv_freq"] = LazyTensor.of(table.inv_freq)
         if table.inv_freq_long is not None:

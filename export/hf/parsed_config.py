@@ -28,6 +28,7 @@ class HfConfig:
         pooling: How an encoder or a cross-encoder pools its tokens.
         positions: The rows of the stored position embedding, and the first of them that is used; (0, 0): all.
         mtp_layer: The MTP layer, if the family's row or keys in config.json describe it.
+        slopes: The slope of each head, by which scores fall with the distance, if the family has them.
     """
 
     model: ModelConfig
@@ -42,3 +43,4 @@ class HfConfig:
     quantization: quantized.Quantization | None = None
     factors: Mapping[str, Factor] = field(default_factory=dict)
     mtp_layer: LayerConfig | None = None
+    slopes: tuple[float, ...] = ()

@@ -104,6 +104,7 @@ def write_hf(checkpoint: Checkpoint, out: Path, dtype: str, progress: Progress =
     family = FAMILIES[family.written_as or family.model_type]
     has_experts = any(layer.ffn == "experts" for layer in checkpoint.config.layers)
     is_folded = family.normed_embedding or family.position_offset > 0 or any(key in family.keys for key in FOLDED)
+    is_folded |= family.alibi  # the biases follow from the config
     if family.fused_columns or (family.fused_only and has_experts) or is_folded:
         raise UnsupportedError(f"the family {family.model_type!r} cannot be written as a Hugging Face directory")
     if checkpoint.config.rounds_inputs:

@@ -10,6 +10,7 @@ what is called before one.
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,9 +148,12 @@ def _layer(torch: Any, model: Any, layer: Any, callers: list[Any], called: list[
         networks = [part for part in _matrices(parts) if part not in mixers][:1]
         down = next((part for part in reversed(_matrices(parts)) if networks and part not in mixers), None)
     network, *beside = networks or [None]
+    down = _last_matrix(network, called) if _adds_residual(network) else down
     mixer = mixers[-1] if mixers else None
+    mixed = projections[-1] if _adds_residual(mixer) else None
     following = parts[parts.index(network) - 1] if len(mixers) == 2 and network is not None else None
-    return Layer(layer, mixer, projections, following, attention, network, tuple(beside), sum_of_networks, down=down)
+    ends = {"sum": sum_of_networks, "mixed": mixed, "down": down}
+    return Layer(layer, mixer, projections, following, attention, network, tuple(beside), **ends)
 
 
 def _normed_layer(torch: Any, model: Any, layer: Any, callers: list[Any], called: list[Any]) -> Layer:
@@ -190,6 +194,11 @@ def _last_matrix(module: Any, called: list[Any]) -> Any | None:
     """The last matrix that a module calls, or None; a module can be a matrix."""
     matrices = _matrices([*([module] if module in called else []), *_inside(module, called)])
     return matrices[-1] if matrices else None
+
+
+def _adds_residual(module: Any) -> bool:
+    """Whether a module adds the residual stream to its result itself, as BLOOM's and MPT's do."""
+    return module is not None and "residual" in inspect.signature(module.forward).parameters
 
 
 def _is_network(module: Any) -> bool:

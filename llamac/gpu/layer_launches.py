@@ -120,7 +120,7 @@ class AttentionKind(NamedTuple):
 
     heads: HeadShape
     window: int  # as in AttentionInputs
-    two_sided: bool  # whether rows see later positions
+    two_sided: bool  # whether rows see up to an end of their own (Rows.ends), and scores can have biases
 
 
 class Tiles(NamedTuple):

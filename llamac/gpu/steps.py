@@ -47,8 +47,11 @@ def head_shape(step: plan_records.Heads | plan_records.Attend) -> HeadShape:
 
 
 def attention_kind(step: plan_records.Attend) -> AttentionKind:
-    """The properties of a layer that determine how its attention is divided."""
-    return AttentionKind(head_shape(step), step.window, step.two_sided)
+    """The properties of a layer that determine how its attention is divided.
+
+    Only kernels of two-sided rows add biases. Rows of causal models see up to their own position with them, too.
+    """
+    return AttentionKind(head_shape(step), step.window, step.two_sided or step.biases is not None)
 
 
 def joined(steps: Sequence[Any], *, fast: bool) -> list[Any]:

@@ -168,7 +168,7 @@ static void plans_have_the_bits_of_the_graph(void) {
                                                 &tiny_q8, &tiny_features, &tiny_layered, &tiny_mixture,
                                                 &routers, &chunks, &tiny_mixers, &tiny_recurrent, &tiny_mamba,
                                                 &gated_last, &tiny_beside, &tiny_parts, &normed_inside, &gated_heads,
-                                                &tiny_latent, &ternary, &rounded };
+                                                &tiny_latent, &ternary, &rounded, &tiny_distant };
     static const int kv_dtypes[] = { LLAMAC_F16, LLAMAC_Q8, LLAMAC_F32 };
     for (int i = 0; i < (int)ARRAY_LEN(shapes) + 1; i += sparser(2)) {
         struct tiny_shape shape = *shapes[i % (int)ARRAY_LEN(shapes)];

@@ -75,7 +75,8 @@ static void check_tree(int kv_dtype, const int *lengths, int n, uint64_t *state)
 
 static void drafts_have_the_bits_of_appending_their_paths(void) {
     const struct tiny_shape *const shapes[] = { &tiny_llama,  &tiny_gpt2,      &tiny_experts,
-                                                &tiny_latent, &tiny_recurrent, &tiny_mixers };
+                                                &tiny_latent, &tiny_recurrent, &tiny_mixers,
+                                                &tiny_distant };
     static const int kv_dtypes[] = { LLAMAC_F16, LLAMAC_Q8, LLAMAC_F32 };
     static const int lengths[][2] = { { 0, 70 }, { 61, 64 }, { 127, 1 }, { 255, 9 } };
     uint64_t state = 5;

@@ -119,7 +119,7 @@ static void every_field_has_its_own_check(void) {
         CONFIG(stop_ids[3], 1), CONFIG(two_sided, 2), CONFIG(mtp_layers, 2), CONFIG(mtp_layers, 1), CONFIG(n_types, 1),
         CONFIG(n_types, 257),
         CONFIG(scores_pairs, 1), CONFIG(n_pooled, 5), CONFIG(pooled_dim[0], 1), CONFIG(pooled_activation[3], 1),
-        CONFIG(bias_distance, 1), CONFIG(bias_distance, 4097),
+        CONFIG(embedding_norm, 2), CONFIG(bias_distance, (1 << 17) + 1),
         CONFIG(state_norm_eps, minus_one_bits), CONFIG(state_beta_doubled, 2), CONFIG(expert_dim, (1 << 20) + 1),
         CONFIG(pooled_norm[0], 1), CONFIG(pooled_norm[3], 2), CONFIG(reserved[100], 1),
         CONFIG(drafter, 2), CONFIG(drafter, 1), CONFIG(trunk_dim, 8), CONFIG(n_clusters, 1), CONFIG(clusters_used, 1),
@@ -298,6 +298,7 @@ static void sizes_of_tensors_are_worded(void) {
     static const struct tiny_shape *const shapes[] = {
         &tiny_llama, &tiny_experts, &tiny_features, &tiny_encoder, &tiny_biased, &tiny_layered, &tiny_mixture,
         &tiny_recurrent, &tiny_mamba, &tiny_latent, &tiny_mixers, &tiny_gpt2, &rotated, &assistant, &head,
+        &tiny_distant,
     };
     for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
         struct tiny_file file = tiny_model(shapes[i]);

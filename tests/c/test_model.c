@@ -81,7 +81,8 @@ static void bits_do_not_depend_on_threads_chunks_or_isa(void) {
         { &tiny_experts, LLAMAC_F32, 0 }, { &tiny_q8, 0, 0 }, { &tiny_q6, 0, 0 }, { &tiny_q4, 0, 0 },
         { &tiny_q4s, 0, 0 }, { &tiny_exact, 0, 0 }, { &tiny_q8, 0, LLAMAC_FAST }, { &tiny_exact, 0, LLAMAC_FAST },
         { &experts, 0, LLAMAC_FAST }, { &tiny_latent, LLAMAC_F32, 0 }, { &tiny_latent, LLAMAC_Q8, 0 },
-        { &tiny_layered, 0, 0 }, { &tiny_mixture, 0, 0 }, { &ternary, 0, 0 },
+        { &tiny_layered, 0, 0 }, { &tiny_mixture, 0, 0 }, { &ternary, 0, 0 }, { &tiny_distant, 0, 0 },
+        { &tiny_distant, LLAMAC_Q8, 0 },
     };
     for (size_t i = 0; i < (emulated ? (size_t)EMULATED : ARRAY_LEN(cases)); i += emulated ? 1 : (size_t)sparser(4))
         check_same_bits(cases[i].shape, cases[i].kv_dtype, cases[i].numerics);

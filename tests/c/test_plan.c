@@ -87,7 +87,7 @@ static void every_tensor_is_the_operand_of_one_step(void) {
     const struct tiny_shape *const shapes[] = { &tiny_llama, &tiny_experts, &tiny_gpt2, &tiny_mixed, &tiny_exact,
                                                 &tiny_features, &tiny_layered, &tiny_mixture, &tiny_mixers,
                                                 &tiny_recurrent, &tiny_mamba, &tiny_beside, &tiny_parts,
-                                                &tiny_latent, &tiny_encoder, &tiny_biased };
+                                                &tiny_latent, &tiny_encoder, &tiny_biased, &tiny_distant };
     for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
         open_plan(shapes[i]);
         named = take(sizeof *named * model->file.n_tensors);

@@ -117,6 +117,7 @@ static void forks_give_the_bits_of_computing_again(void) {
     check_forks(&tiny_experts);
     check_forks(&tiny_gpt2);
     check_forks(&tiny_latent);
+    check_forks(&tiny_distant);
 }
 
 // The source writes to a shared page after the fork, and before.

@@ -16,6 +16,7 @@ from golden.make_families import family_checkpoint
 from llamac import _core, plan_records
 from llamac.errors import ArgumentError, ClosedError
 from llamac.export.convert import export
+from llamac.export.distances import BIASES
 from llamac.format.flatfile import FlatFile
 
 # those with the graphs of other families
@@ -37,10 +38,13 @@ def test_every_tensor_is_the_operand_of_one_step(tmp_path: Path, family: str) ->
     export(family_checkpoint(tmp_path / "checkpoint", FAMILY_CASES[family]), path, dtype="q8", probe_source=None)
     with closing(FlatFile(path)) as file:
         plan = _core.plan(file.core)
-        tensors, config = file.tensors, file.config
+        tensors, config, n_layers = file.tensors, file.config, len(file.layers)
     expected = Counter((tensor.offset, tensor.bytes) for tensor in tensors)
     if config["tied_output"]:
         expected[tensors[0].offset, tensors[0].bytes] += 1
+    for tensor in tensors:
+        if tensor.name == BIASES:  # all layers share it
+            expected[tensor.offset, tensor.bytes] = n_layers
     steps = [step for step in plan.steps if getattr(step, "output", "") != "hidden"]  # it has the norm of the logits
     assert Counter((operand.offset, operand.bytes) for operand in operands(steps)) == expected
     stages = {step.stage for step in plan.steps if isinstance(step, plan_records.Observe | plan_records.Product)}

@@ -60,8 +60,8 @@ def published(name: str) -> ModelConfig:
 @pytest.mark.parametrize("name", [name for name in PUBLISHED if "vision_config" not in PUBLISHED[name]])
 def test_published_configs_are_accepted_without_a_warning(name: str) -> None:
     sizes, model = PUBLISHED[name], published(name)
-    assert model.dim == sizes.get("hidden_size", sizes.get("n_embd"))
-    assert len(model.layers) in [sizes.get(key) for key in ("num_hidden_layers", "num_layers", "n_layer")]
+    assert model.dim in [sizes.get(key) for key in ("hidden_size", "n_embd", "n_embed", "d_model")]
+    assert len(model.layers) in [sizes.get(key) for key in ("num_hidden_layers", "num_layers", "n_layer", "n_layers")]
     assert model.context == sizes.get("max_position_embeddings", sizes.get("n_positions", 2048))
 
 
@@ -386,6 +386,7 @@ def test_keys_of_other_families_are_refused_by_name(name: str, key: str) -> None
         ("Mistral-7B-v0.1", {"rope_scaling": {"rope_type": 0, "factor": 2.0}}, "has the type 0; supported are"),
         ("granite-swash-2b", {"layer_rope_theta": [*[1e4] * 23, 5e5]}, r"the bases \[10000.0, 500000.0\]; only one"),
         ("falcon-7b", {"alibi": True}, "alibi is True"),
+        ("bloom-560m", {"apply_residual_connection_post_layernorm": True}, "post_layernorm is True"),
         ("opt-125m", {"do_layer_norm_before": False}, "do_layer_norm_before is False"),
         ("Mistral-7B-v0.1", {"hidden_act": 0}, "hidden_act 0 is not supported"),
         ("gemma-3-1b", {"hidden_activation": []}, r"hidden_activation \[\] is not supported"),

@@ -81,6 +81,7 @@ CASES: dict[str, dict[str, object]] = {
     "falcon": {"rope_theta": 10000.0},
     "falcon-new_decoder_architecture": {"rope_theta": 10000.0},
     "gpt_bigcode": {"activation_function": "gelu_pytorch_tanh"},
+    **{name: {} for name in ("bloom", "bloom-num_attention_heads", "mpt", "mpt-num_attention_heads")},
     "olmo-attention_bias": {},
     "olmo2": {},
     "stablelm": {},

@@ -48,6 +48,7 @@ from golden.tiny_checkpoints import (
 from llamac.errors import UnsupportedError
 from llamac.export.checkpoint import Checkpoint, LazyTensor
 from llamac.export.convert import export
+from llamac.export.distances import BIASES, alibi_slopes, by_slopes
 from llamac.export.gguf import model as gguf_model
 from llamac.export.gguf.families import WRITTEN
 from llamac.export.gguf.mamba2 import folded
@@ -310,6 +311,12 @@ def ones(made: Checkpoint, name: str) -> None:
             lambda made: ones(made, "rope.1.inv_freq"),
             "cannot scale the RoPE frequencies of layers with a sl",
         ),
+        ("mpt", lambda made: ones(made, BIASES), r"distance_bias\.weight: GGUF cannot express these biases"),
+        (
+            "bloom",
+            lambda made: made.tensors.update({BIASES: by_slopes(alibi_slopes(4, 16.0), 63)}),
+            r"distance_bias\.weight: GGUF cannot express these biases",
+        ),
     ],
 )
 def test_tensors_that_have_no_place_in_a_file_are_named(
@@ -405,8 +412,9 @@ def distance(tmp_path_factory: pytest.TempPathFactory, llama_cpp: LlamaCpp) -> C
 
 @pytest.mark.parametrize("name", [*LLAMA_NAMES, *NAMES])
 def test_llama_cpp_computes_the_same_logits(distance: Callable[[str], float], name: str) -> None:
-    """llama.cpp computes GELU from a float16 table, and GPT-NeoX with its tanh form."""
-    has_gelu = name.startswith(("gemma", "gpt", "starcoder2")) or case_of(name).config["model_type"] == "phi"
+    """llama.cpp computes GELU from a float16 table, and GPT-NeoX's and MPT's with its tanh form."""
+    families = "bloom", "gemma", "gpt", "mpt", "starcoder2"
+    has_gelu = name.startswith(families) or case_of(name).config["model_type"] == "phi"
     assert distance(name) <= (3e-3 if has_gelu else 1e-4)
 
 

@@ -43,7 +43,7 @@ NOT_WRITTEN = (
     "granitemoe",
     "granitemoeshared",
     "granitemoe_swa",
-    *("falcon", "falcon_h1", "opt", "cohere2_moe"),
+    *("falcon", "falcon_h1", "opt", "cohere2_moe", "bloom", "mpt"),
     "llama4",
     "mistral4",
     "llama4_text",

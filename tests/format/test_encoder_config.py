@@ -17,7 +17,13 @@ CONTRADICTIONS: list[tuple[dict[str, int], str]] = [
     ({"scores_pairs": 1}, "config: tied_output is 0, expected 1 with scores_pairs 1"),
     ({"scores_pairs": 1, "tied_output": 1}, "scores_pairs is 1, but the last of n_pooled 0 layers does not have width"),
     ({"scores_pairs": 1, "mtp_layers": 1}, "mtp_layers is 1, expected 0 unless .* two_sided and scores_pairs are 0"),
-    ({"bias_distance": 3}, "config: bias_distance is 3, expected 0 with two_sided 0"),
+    ({"bias_distance": 3, "mtp_layers": 1}, "config: bias_distance is 3, expected 0 with mtp_layers 1"),
+    ({"embedding_norm": 1, "mtp_layers": 1}, "config: embedding_norm is 1, expected 0 with mtp_layers 1"),
+    (
+        {"n_heads": 2048, "n_kv_heads": 1, "bias_distance": 1 << 17},
+        "config: n_heads 2048 times the 262145 distances up to bias_distance exceeds 268435456",
+    ),
+    ({"bias_distance": 3}, r"tensor distance_bias\.weight is missing, with bias_distance 3"),
     ({"two_sided": 1}, "config: tied_output is 0, expected 1 with two_sided 1"),
     (
         {"two_sided": 1, "tied_output": 1, "scores_pairs": 1},

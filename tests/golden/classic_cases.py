@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from golden.case_table import cases_of, decoder
+from golden.case_table import CONTEXT, cases_of, decoder
 from golden.cases import LINEAR, Case
 from golden.tiny_checkpoints import Config, changed
 
@@ -21,6 +21,20 @@ _NAMES = {
 def _gpt2(model_type: str, architecture: str, **keys: object) -> Config:
     config = decoder(model_type, architecture, **_ABSOLUTE, layer_norm_epsilon=0.05, **keys)
     return {_NAMES.get(key, key): value for key, value in config.items()}
+
+
+_OF_SCORES = {"alibi": True, "alibi_bias_max": 8, "clip_qkv": None}
+
+
+def _mpt() -> Config:
+    config = decoder("mpt", "MptForCausalLM", **_ABSOLUTE, layer_norm_epsilon=0.05, attn_config=_OF_SCORES)
+    names = {
+        "hidden_size": "d_model",
+        "num_hidden_layers": "n_layers",
+        "num_attention_heads": "n_heads",
+        "max_position_embeddings": "max_seq_len",
+    }
+    return {names.get(key, key): value for key, value in config.items()}
 
 
 _GPT2_VARIANTS: dict[str, Config] = {
@@ -51,6 +65,25 @@ CLASSIC_CASES: dict[str, Case] = {
         num_kv_heads={"new_decoder_architecture": True, "num_kv_heads": None},
         rope_theta={"rope_theta": 10000.0},
         linear={"rope_scaling": LINEAR},
+        tied={"tie_word_embeddings": True},
+    ),
+    **cases_of(
+        decoder(
+            "bloom",
+            "BloomForCausalLM",
+            **{**_ABSOLUTE, "max_position_embeddings": None},
+            seq_length=CONTEXT,
+            layer_norm_epsilon=0.05,
+        ),
+        layer_norm_epsilon={"layer_norm_epsilon": 1e-5},
+        num_attention_heads={"num_attention_heads": 5},
+        tied={"tie_word_embeddings": True},
+    ),
+    **cases_of(
+        _mpt(),
+        num_attention_heads={"n_heads": 5},
+        softmax_scale={"attn_config": {**_OF_SCORES, "softmax_scale": 0.7}},
+        layer_norm_epsilon={"layer_norm_epsilon": 1e-5},
         tied={"tie_word_embeddings": True},
     ),
     **cases_of(

@@ -50,6 +50,8 @@ KNOWN = {
     "sarvam_mla": "Sarvam 105B",
     "bamba": "Bamba 9B",
     "codegen": "CodeGen (350M to 16B)",
+    "bloom": "BLOOM and BLOOMZ (560M to 176B)",
+    "mpt": "MPT (7B, 7B 8k, 30B)",
     "llava": "LLaVA 1.5, LLaVA Interleave, Pixtral 12B as LLaVA: the language model",
     "llava_next": "LLaVA 1.6 (NeXT): the language model",
     "llava_onevision": "LLaVA OneVision: the language model",

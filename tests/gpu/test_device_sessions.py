@@ -110,10 +110,13 @@ def test_rounded_inputs_have_the_bits_of_the_cpu(tmp_path: Path, device: str, dt
         assert_same(model, device, some_ids(40), numerics=numerics)
 
 
-@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
-def test_long_contexts_have_the_bits_of_the_cpu(tmp_path: Path, device: str, kv_dtype: KVDtype) -> None:
+@pytest.mark.parametrize(("kv_dtype", "bias_distance"), [*((dtype, 0) for dtype in KV_DTYPES), ("f16", 310)])
+def test_long_contexts_have_the_bits_of_the_cpu(
+    tmp_path: Path, device: str, kv_dtype: KVDtype, bias_distance: int
+) -> None:
     config = llama_config(n_layers=2)
-    config = replace(config, layers=(config.layers[0], replace(config.layers[1], window=300)))
+    layers = config.layers[0], replace(config.layers[1], window=300)
+    config = replace(config, layers=layers, bias_distance=bias_distance)
     with llamac.load(write_model(tmp_path / "m.bin", checkpoint(config)), kv_dtype=kv_dtype) as model:
         assert_same(model, device, some_ids(560))
 

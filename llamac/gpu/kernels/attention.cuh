@@ -45,8 +45,8 @@ INLINE int first_visible(int position, int window) {
     if (window < 0) return position - position % -window;   // the row's chunk
     return window ? max(0, position + 1 - window) : 0;
 }
-// Only rows of encoders are two_sided: they see later positions, and their scores can have biases. Kernels of other
-// models are compiled without both: decoding took up to 11% longer with them.
+// Rows of encoders and of models with biases are two_sided: they see up to an end of their own, and their scores can
+// have biases. Kernels of other models are compiled without both: decoding took up to 11% longer with them.
 // end: as Attention.ends. Windows of encoders reach as far to later positions as to earlier ones.
 template <bool two_sided> INLINE int visible_end(int position, int window, int end) {
     if (!two_sided) return position + 1;
