@@ -370,7 +370,7 @@ def test_each_tensors_type_decides_in_mixed_files(tmp_path: Path) -> None:
 
 
 def test_the_page_lists_the_architectures() -> None:
-    rows = table_after(text_of("gguf.md"), "Of a model with images, the language model is imported.")
+    rows = table_after(text_of("gguf.md"), "From a model with images, llamac imports only the language model.")
     listed = [name for row in rows for name in re.findall(r"`([^`]+)`", row[1])]
     assert sorted(listed) == sorted([*ARCHITECTURES, *ENCODERS, *DRAFTERS])
 
