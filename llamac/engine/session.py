@@ -351,7 +351,7 @@ class Session(Generating, Copyable, Savable, Closeable):
         self._recovering(lambda: self._core.shift(begin, end, sequence))
 
     def shortest_length(self, sequence: int = 0) -> int:
-        """Return the length from which on `truncate` and forks cut a sequence without computing anything.
+        """Return the shortest length to which `truncate` and forks can cut a sequence without computing anything.
 
         Layers with a window drop positions that left it more than 256 positions ago. The result is 0 for models without
         windows and for short sequences; with recurrent layers it is the sequence's length.
