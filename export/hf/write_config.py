@@ -37,10 +37,10 @@ def config_json(checkpoint: Checkpoint, family: Family) -> Json:
     original = _original(checkpoint, family)
     named = {"architectures": [family.architectures[0]], "model_type": family.model_type}
     facts = _Facts(checkpoint, family, original)
-    told = {"tie_word_embeddings": checkpoint.config.tied_output, "vocab_size": checkpoint.config.vocab_size}
+    stated = {"tie_word_embeddings": checkpoint.config.tied_output, "vocab_size": checkpoint.config.vocab_size}
     if family.mtp_key and (checkpoint.config.mtp or family.mtp_key in original):
-        told[family.mtp_key] = int(checkpoint.config.mtp is not None)
-    plain = {**original, **named, **told}
+        stated[family.mtp_key] = int(checkpoint.config.mtp is not None)
+    plain = {**original, **named, **stated}
     if original:
         return plain if _says(plain, facts) else {**plain, **facts.keys()}
     # the family's default pad_token_id can be out of range

@@ -63,4 +63,4 @@ def _call(url: str, document: Mapping[str, object], waits: Sequence[float]) -> N
         if wait is not None:
             time.sleep(wait)
     fields = {"host": urlsplit(url).hostname, "attempts": len(waits) + 1, "reason": reason}
-    LOGGER.error("the manager could not be told that the server is ready", extra={"fields": fields})
+    LOGGER.error("could not notify the manager that the server is ready", extra={"fields": fields})

@@ -391,7 +391,7 @@ def recommended_params(metadata: Mapping[str, Any], warn: Callable[[str], object
 
 
 @dataclass(frozen=True)
-class Whole:
+class Integer:
     """Checks an integer in a range. `off` describes the meaning of the minimum."""
 
     least: int
@@ -533,14 +533,14 @@ def _guide(name: str, value: object) -> Guide:
 
 
 CHECKS: dict[str, Check] = {
-    "max_tokens": Whole(1),
+    "max_tokens": Integer(1),
     "temperature": _temperature,
-    "top_k": Whole(0, MAX_TOP_K, " (off)"),
+    "top_k": Integer(0, MAX_TOP_K, " (off)"),
     "top_p": Real(0, 1, "more than 0 and at most 1 (off)", above=True),
     "min_p": Real(0, 1, "0 (off) to 1"),
     "seed": _seed,
     "stop": _strings,
-    "min_tokens": Whole(0),
+    "min_tokens": Integer(0),
     "ignore_eos": _flag,
     "stop_token_ids": _token_ids,
     "logit_bias": _logit_bias,
@@ -549,7 +549,7 @@ CHECKS: dict[str, Check] = {
     "frequency_penalty": Real(-MAX_PENALTY, MAX_PENALTY, "-1e6 to 1e6"),
     "dry_multiplier": Real(0, MAX_PENALTY, "0 (off) to 1e6"),
     "dry_base": Real(1, MAX_PENALTY, "1 to 1e6"),
-    "dry_allowed_length": Whole(1, MAX_TOP_K),
+    "dry_allowed_length": Integer(1, MAX_TOP_K),
     "dry_sequence_breakers": _encodable,
     "banned_tokens": _token_ids,
     "banned_strings": _encodable,
@@ -560,17 +560,17 @@ CHECKS: dict[str, Check] = {
     "mirostat_tau": Real(0, 1000, "0 (off) to 1000"),
     "mirostat_eta": Real(0, 1, "0 to 1"),
     "guide": _guide,
-    "logprobs": Whole(0, MAX_TOP_K),
-    "prompt_logprobs": Whole(0, MAX_TOP_K),
-    "reasoning_budget": Whole(0),
+    "logprobs": Integer(0, MAX_TOP_K),
+    "prompt_logprobs": Integer(0, MAX_TOP_K),
+    "reasoning_budget": Integer(0),
     "context_overflow": _overflow,
-    "context_keep": Whole(0),
+    "context_keep": Integer(0),
     "receipt": _flag,
     "speculation": _flag,
-    "n": Whole(1, MAX_CANDIDATES),
-    "best_of": Whole(1, MAX_CANDIDATES),
-    "candidate": Whole(0, MAX_CANDIDATE),
-    "beam_width": Whole(1, MAX_CANDIDATES),
+    "n": Integer(1, MAX_CANDIDATES),
+    "best_of": Integer(1, MAX_CANDIDATES),
+    "candidate": Integer(0, MAX_CANDIDATE),
+    "beam_width": Integer(1, MAX_CANDIDATES),
     "length_penalty": Real(-100, 100, "-100 to 100"),
     "early_stopping": _early_stopping,
 }

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from llamac.engine.prompts.overflow import CONTEXT_OVERFLOWS
-from llamac.engine.sampling.params import CHECKS, MAX_SEED, MAX_TEMPERATURE, MIN_POSITIVE, Real, Whole
+from llamac.engine.sampling.params import CHECKS, MAX_SEED, MAX_TEMPERATURE, MIN_POSITIVE, Integer, Real
 
 TOKEN_ID: Mapping[str, Any] = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
 TEXT: Mapping[str, Any] = {"type": "string", "minLength": 1}
@@ -37,7 +37,7 @@ def json_schema(name: str) -> dict[str, Any]:
         name: A field of `SamplingParams` that is not one of `NOT_JSON`.
     """
     check: Any = CHECKS[name]
-    if isinstance(check, Whole):
+    if isinstance(check, Integer):
         return {"type": "integer", "minimum": check.least, **({} if check.most is None else {"maximum": check.most})}
     if isinstance(check, Real):
         return {"type": "number", "exclusiveMinimum" if check.above else "minimum": check.least, "maximum": check.most}
