@@ -171,7 +171,7 @@ def test_a_person_types_results_or_skips_them(tmp_path: Path, tools: Path, peopl
     person.wait_for('call f {"a": 1}\r\n')  # the answer from the result, which is the same
     person.wait_for("f> ")
     person.type("\n")
-    person.wait_for("no results: the conversation goes on")
+    person.wait_for("no results: the conversation continues")
     person.wait_for("> ")
     person.type("y\n")
     person.wait_for("f> ")
