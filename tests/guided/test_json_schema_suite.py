@@ -146,7 +146,8 @@ def test_every_keyword_that_is_refused_is_documented() -> None:
     page = Path(__file__).parents[2] / "docs" / "guided.md"
     if not page.is_file():
         pytest.skip("the documentation is not here: this is an installed copy")
-    line = re.search(r"^Guides refuse these keywords by name: (.*?)\.\n\n", page.read_text(), re.DOTALL | re.MULTILINE)
+    sentence = r"^Guides refuse the following keywords, .*?: (.*?)\.\n\n"
+    line = re.search(sentence, page.read_text("utf-8"), re.DOTALL | re.MULTILINE)
     assert line is not None
     assert set(re.findall(r"`([\w$]+)`", line[1])) == REFUSED
     for keyword in REFUSED:
