@@ -82,6 +82,24 @@ def falcon_keys(config: Config) -> dict[str, Any]:
     }
 
 
+def mamba2_keys(config: Config) -> dict[str, Any]:
+    """The keys of Mamba 2, which has neither attention nor networks."""
+    return {
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "feed_forward_length": 0,
+        "block_count": config["num_hidden_layers"],
+        "attention.head_count": 0,
+        "attention.layer_norm_rms_epsilon": config["layer_norm_epsilon"],
+        "ssm.conv_kernel": config["conv_kernel"],
+        "ssm.state_size": config["state_size"],
+        "ssm.group_count": config["n_groups"],
+        "ssm.inner_size": config["expand"] * config["hidden_size"],
+        "ssm.time_step_rank": config["num_heads"],
+        "vocab_size": config["vocab_size"],
+    }
+
+
 def nemotron_keys(config: Config, keys: dict[str, Any]) -> str:
     """Add the keys of Nemotron-H; return its architecture, which is another one with experts."""
     pattern, eps = config["hybrid_override_pattern"], config["layer_norm_epsilon"]

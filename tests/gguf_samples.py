@@ -21,6 +21,7 @@ from gguf_mamba_samples import (
     falcon_keys,
     folded_falcon,
     granite_hybrid_keys,
+    mamba2_keys,
     nemotron_keys,
     of_mamba2,
     short_conv_keys,
@@ -344,6 +345,8 @@ def metadata(config: Config) -> tuple[str, Keys]:
         }
     if kind in CLASSIC:
         return CLASSIC[kind], classic_keys(config)
+    if kind == "mamba2":
+        return kind, mamba2_keys(config)
     dim, heads = config["hidden_size"], config["num_attention_heads"]
     head_dim = config.get("head_dim") or dim // heads
     partial = config.get("partial_rotary_factor") or config.get("rotary_pct") or 1.0

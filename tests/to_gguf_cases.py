@@ -110,7 +110,7 @@ AS_CONVERTED: dict[str, Config] = {
     **dict.fromkeys(["qwen3_next", "qwen3_next-linear_num_key_heads"], WITH_EXPERTS),
     **dict.fromkeys(["qwen3_5_text", "qwen3_5_text-linear_num_value_heads"], DELTA_NET),
     **dict.fromkeys(["qwen3_5_moe_text", "qwen3_5_moe_text-layer_types"], DELTA_NET),
-    **dict.fromkeys(["falcon_h1-no_biases", "nemotron_h-experts", "nemotron_h-dense"], UNCHANGED),
+    **dict.fromkeys(["falcon_h1-no_biases", "nemotron_h-experts", "nemotron_h-dense", "mamba2"], UNCHANGED),
     **dict.fromkeys(["granitemoehybrid", "granitemoehybrid-experts", "granitemoehybrid-mamba_n_groups"], NO_BIAS),
     **dict.fromkeys(["bloom", "bloom-num_attention_heads", "mpt", "mpt-num_attention_heads"], UNCHANGED),
 }
@@ -220,7 +220,8 @@ def architecture_of(name: str) -> str:
     found = [key for key, row in WRITTEN.items() if config["model_type"] in (row.family, *row.others)]
     if "hybrid_override_pattern" in config:
         return found["E" in config["hybrid_override_pattern"]]
-    return next(key for key in found if WRITTEN[key].mamba2 == ("mamba" in config.get("layer_types", ())))
+    has_mamba2 = "mamba" in config.get("layer_types", ()) or "state_size" in config
+    return next(key for key in found if WRITTEN[key].mamba2 == has_mamba2)
 
 
 def folder_of(root: Path, name: str, **changes: object) -> Path:

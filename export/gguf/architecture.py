@@ -63,6 +63,7 @@ class Architecture:
             whether the others have a gate for each head.
         needs_factors: RoPE rotates a part of each head in layers without a window; a tensor of factors says which.
         mamba2: Layers whose number of KV heads is 0 have Mamba 2 in place of attention.
+        only_mamba2: All layers have Mamba 2 and nothing else. The file has 0 heads and networks of width 0.
         beside: All layers have attention and Mamba 2 side by side. The tensors say whether its results have a norm.
         single_part: Those of them that have a feed_forward_length have a network in place of Mamba 2, without a gate,
             like their experts; other layers have no network.
@@ -140,6 +141,7 @@ class Architecture:
     short_conv: bool = False
     needs_factors: bool = False
     mamba2: bool = False
+    only_mamba2: bool = False
     beside: bool = False
     single_part: bool = False
     router: str = "softmax"

@@ -112,9 +112,9 @@ def parse_config(
     _refuse_alibi(values, name, row)
     vocab_size = _vocab_size(values, name, shapes, warnings)
     keys = Keys(values, name, {**COMMON_KEYS, **(ROPE_KEYS if row.position == "rope" else {}), **row.keys})
-    dim, n_heads, n_layers = keys.size("embedding_length"), keys.size("attention.head_count"), keys.size("block_count")
+    dim, n_layers, context = keys.size("embedding_length"), keys.size("block_count"), keys.size("context_length")
+    n_heads = 1 if row.only_mamba2 else keys.size("attention.head_count")
     n_kv_heads, has_attention = (n_heads, []) if row.varied else _kv_heads(keys, row, n_heads, n_layers)
-    context = keys.size("context_length")
     head_dim = _head_dim(keys, row, max(1, dim // n_heads))
     norm, norm_eps = _norm(keys, name, row)
     if not keys.problems:
@@ -195,7 +195,9 @@ def _vocab_size(
 
 
 def _head_dim(keys: Keys, row: Architecture, usual: int) -> int:
-    """The size of a head. usual: embedding_length / head_count."""
+    """The size of a head. usual: embedding_length / head_count. Without attention, it is the least one."""
+    if row.only_mamba2:
+        return 2
     head_dim = keys.size("attention.key_length", usual)
     if not row.latent and keys.size("attention.value_length", head_dim) != head_dim:
         keys.wrong("attention.value_length", f"the same as attention.key_length ({head_dim})")
@@ -287,6 +289,9 @@ def _kv_heads(keys: Keys, row: Architecture, n_heads: int, n_layers: int) -> tup
     """The number of KV heads, and which layers have attention: in some architectures, those without have 0."""
     key = "attention.head_count_kv"
     listed = keys.value(key)
+    if row.only_mamba2:
+        _check_without_attention(keys, (key, "attention.head_count"))
+        return 1, [False] * n_layers
     if not (row.short_conv or row.mamba2) or not isinstance(listed, list):
         return keys.size(key, n_heads), [True] * n_layers
     found = {n for n in listed if n != 0} or {1}
@@ -295,6 +300,12 @@ def _kv_heads(keys: Keys, row: Architecture, n_heads: int, n_layers: int) -> tup
         keys.wrong(key, f"one number of heads, or 0, for each of {n_layers} layers")
         return 1, [True] * n_layers
     return n_kv_heads, [n != 0 for n in listed]
+
+
+def _check_without_attention(keys: Keys, counts: tuple[str, ...]) -> None:
+    for key in counts:
+        if keys.value(key) not in (None, 0):
+            keys.wrong(key, "0, since no layer has attention")
 
 
 def _with_mixers(

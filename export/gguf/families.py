@@ -312,6 +312,14 @@ ARCHITECTURES = {
         },
         rope_tensors=("freqs", "long", "short"),
     ),
+    "mamba2": Architecture(
+        "mamba2",
+        position="none",
+        mamba2=True,
+        only_mamba2=True,
+        single_part=True,
+        keys=dict.fromkeys(STATE_KEYS, REQUIRED),
+    ),
     # llama.cpp's converter writes the norm without a suffix
     "falcon-h1": Architecture(
         "falcon_h1",

@@ -22,6 +22,7 @@ RECURRENT = "attention.recurrent_layers"
 DENSE_BLOCKS = "leading_dense_block_count"
 STEP = "interleave_moe_layer_step"
 GATING = {"softmax": 1, "sigmoid": 2}  # llama.cpp's numbers for how a router's logits become scores
+OF_HEADS = ("attention.head_count_kv", "attention.key_length", "attention.value_length")
 QKV = ("attn_q", "attn_k", "attn_v")
 
 
@@ -54,6 +55,8 @@ def describe(checkpoint: Checkpoint, row: Architecture) -> dict[str, Value]:
     if config.mtp is not None:
         keys["nextn_predict_layers"] = 1
     keys |= _state_keys(config, row)
+    if row.only_mamba2:
+        return {key: value for key, value in keys.items() if key not in OF_HEADS} | {"attention.head_count": 0}
     if row.single_part:
         keys |= {"attention.layer_norm_epsilon": config.norm_eps, IS_ROTATED: False}
     if row.latent:

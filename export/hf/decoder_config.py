@@ -53,8 +53,7 @@ def parse_decoder(keys: Keys, family: Family, checked: AbstractSet[str], warning
     """
     row = family.keys
     dim = keys.size("hidden_size", "dim", row.get("hidden_size"))
-    n_heads = keys.size("num_attention_heads", "n_heads", row.get("num_attention_heads"))
-    heads = Heads(_n_kv_heads(keys, family, n_heads), _head_dim(keys, family, max(1, dim // n_heads)))
+    n_heads, heads = _heads(keys, family, dim)
     latent = latent_attention(keys, row, dim, n_heads, heads.n_kv_heads) if "kv_lora_rank" in row else None
     fields = _independent_fields(keys, family, warnings)
     context: int = fields["context"]
@@ -228,6 +227,14 @@ def _soft_caps(keys: Keys, family: Family, warnings: list[str]) -> dict[str, flo
 
 
 # ---- heads
+
+
+def _heads(keys: Keys, family: Family, dim: int) -> tuple[int, Heads]:
+    """The number of query heads, and the KV heads. Without attention, one narrow head stands for both."""
+    if "state_size" in family.keys:
+        return 1, Heads(1, 2)
+    n_heads = keys.size("num_attention_heads", "n_heads", family.keys.get("num_attention_heads"))
+    return n_heads, Heads(_n_kv_heads(keys, family, n_heads), _head_dim(keys, family, max(1, dim // n_heads)))
 
 
 def _n_kv_heads(keys: Keys, family: Family, n_heads: int) -> int:

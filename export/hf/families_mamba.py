@@ -1,4 +1,4 @@
-"""Rows of the table of families: decoders in which layers have Mamba 2, in place of attention or beside it."""
+"""Rows of the table of families: decoders in which layers have Mamba 2, in place of attention, beside it, or alone."""
 
 from __future__ import annotations
 
@@ -169,6 +169,48 @@ NEMOTRON_H = Family(
     prefix="backbone.",
     renamed=((r"^model\.", "backbone."),),
     fused=tuple((rf"(layers\.\d+\.mixer\.experts)\.{part}_proj", (f"{part}_proj",)) for part in ("up", "down")),
+)
+
+# A layer has a norm and Mamba 2, nothing else.
+MAMBA2 = Family(
+    model_type="mamba2",
+    architectures=("Mamba2ForCausalLM",),
+    bare="Mamba2Model",
+    modules=(
+        Module("embeddings", ("token_embedding",)),
+        norm("norm", "attn_norm"),
+        *mamba2("mixer", proj_bias="use_bias", conv_bias="use_conv_bias", out_bias="use_bias"),
+        Module("norm_f", ("output_norm",)),
+    ),
+    keys={
+        "vocab_size": 32768,
+        "hidden_size": 4096,
+        "num_hidden_layers": 64,
+        "max_position_embeddings": 1 << 20,  # transformers has no limit
+        "layer_norm_epsilon": 1e-5,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "num_heads": 128,
+        "head_dim": 64,
+        "n_groups": 8,
+        "state_size": 128,
+        "conv_kernel": 4,
+        "expand": 2,
+        "use_bias": False,
+        "use_conv_bias": True,
+        "time_step_limit": None,
+    },
+    # transformers reads none of these, or not for the logits
+    harmless=(
+        *("chunk_size", "intermediate_size", "norm_before_gate", "rms_norm", "rescale_prenorm_residual"),
+        *("residual_in_fp32", "time_step_floor", "time_step_init_scheme", "time_step_max", "time_step_min"),
+        *("time_step_rank", "time_step_scale"),
+    ),
+    ffn="plain",
+    position="none",
+    state_norm="after_gate",
+    prefix="backbone.",
+    renamed=((r"^model\.", "backbone."),),
 )
 
 # Attention and Mamba 2 read the same rows. Numbers that multiply inputs and outputs become parts of the matrices.

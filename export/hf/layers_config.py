@@ -12,7 +12,13 @@ from llamac.export.hf.classic_config import local_layers
 from llamac.export.hf.experts_config import experts_of, plain_experts
 from llamac.export.hf.family import Family
 from llamac.export.hf.keys import LIMITS, Keys, is_number
-from llamac.export.hf.mamba_config import check_state_widths, granite_experts, mamba_layers, single_part_layers
+from llamac.export.hf.mamba_config import (
+    check_state_widths,
+    granite_experts,
+    mamba_layers,
+    mamba_only_layers,
+    single_part_layers,
+)
 from llamac.export.hf.query_config import tuned_queries
 from llamac.export.hf.rope import FULL, SLIDING, states_base
 from llamac.export.hf.short_conv_config import network_width, short_convs
@@ -33,6 +39,8 @@ def layers_of(keys: Keys, family: Family, dim: int) -> list[LayerConfig]:
     row = family.keys
     if "hybrid_override_pattern" in row:
         return single_part_layers(keys, family, dim)
+    if "state_size" in row:
+        return mamba_only_layers(keys, family, dim)
     n_layers = keys.size("num_hidden_layers", "n_layers", row.get("num_hidden_layers"))
     of_dense = {"decoder_sparse_step", "num_dense_layers", "first_k_dense_replace", "enable_moe_block"}
     of_dense |= {"moe_layer_start_index", "mlp_layer_types"}

@@ -1,4 +1,4 @@
-"""The keys of config.json of models with Mamba 2 layers: Granite 4, Nemotron-H, Falcon-H1, Bamba."""
+"""The keys of config.json of models with Mamba 2 layers: Granite 4, Nemotron-H, Falcon-H1, Bamba, Mamba 2 itself."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ MAMBA = (LINEAR, "mamba")  # transformers' names of such layers; the second is o
 ATTENTION = (FULL, "attention")
 # The fields of a layer with Mamba 2, and the families' keys for them.
 FIELDS = {
-    "state_heads": ("mamba_n_heads", "mamba_num_heads"),
+    "state_heads": ("mamba_n_heads", "mamba_num_heads", "num_heads"),
     "state_key_heads": ("mamba_n_groups", "n_groups"),
-    "state_key_dim": ("mamba_d_state", "ssm_state_size"),
-    "state_value_dim": ("mamba_d_head", "mamba_head_dim"),
+    "state_key_dim": ("mamba_d_state", "ssm_state_size", "state_size"),
+    "state_value_dim": ("mamba_d_head", "mamba_head_dim", "head_dim"),
     "conv_width": ("mamba_d_conv", "conv_kernel"),
 }
+EXPAND = ("mamba_expand", "expand")  # the numbers of all heads, as a multiple of the model's width
 MAMBA_BIASES = ("mamba_conv_bias", "mamba_proj_bias", "use_conv_bias", "projectors_bias")
 # The parts that a layer of Nemotron-H can be, as letters and in transformers' names.
 PARTS = {"M": MAMBA, "*": ATTENTION, "-": ("mlp",), "E": ("moe",)}
@@ -72,8 +73,8 @@ def mamba_fields(keys: Keys, row: Mapping[str, Any], dim: int) -> dict[str, Any]
     of_head = names["state_value_dim"]
     found = {field: keys.size(name, field, row[name]) for name, field in by_name.items() if name != of_head}
     heads, groups = found["state_heads"], found["state_key_heads"]
-    if "mamba_expand" in row:
-        width = keys.size("mamba_expand", "state_heads", row["mamba_expand"]) * dim
+    if expand := next((key for key in EXPAND if key in row), ""):
+        width = keys.size(expand, "state_heads", row[expand]) * dim
         if "mamba_d_ssm" in row and "mamba_d_ssm" not in keys.nulls:
             width = keys.size("mamba_d_ssm", "dim", row["mamba_d_ssm"])
         if keys.value(of_head) in (None, "auto"):
@@ -213,6 +214,12 @@ def single_part_layers(keys: Keys, family: Family, dim: int) -> list[LayerConfig
     for key in unused & row.keys():
         keys.value(key)
     return [records[part] for part in parts]
+
+
+def mamba_only_layers(keys: Keys, family: Family, dim: int) -> list[LayerConfig]:
+    """The records of Mamba 2's layers, which have no network."""
+    n_layers = keys.size("num_hidden_layers", "n_layers", family.keys["num_hidden_layers"])
+    return [LayerConfig("none", 0, **mamba_fields(keys, family.keys, dim))] * n_layers
 
 
 def _parts(keys: Keys) -> str:

@@ -23,6 +23,7 @@ from llamac.export.hf.experts_config import SCALES, SHARED, USED
 from llamac.export.hf.families import ACTIVATIONS, row_of
 from llamac.export.hf.family import Family
 from llamac.export.hf.layers_config import DELTA_NET, LINEAR
+from llamac.export.hf.mamba_config import EXPAND
 from llamac.export.hf.mamba_config import KEYS as MAMBA2_KEYS
 from llamac.export.hf.parsed_config import HfConfig
 from llamac.export.hf.rope import BASES, FULL, PARTS, PROPORTIONAL, SLIDING
@@ -137,11 +138,11 @@ class _Facts:
 
     def keys(self) -> Json:
         """All keys that the canonical config determines, except RoPE's."""
-        sizes = GPT2_SIZES if self.family.model_type == "gpt2" else SIZES
+        sizes = OWN_SIZES.get(self.family.model_type, SIZES)
         if any(name in self.family.keys for name in WIDTHS[1:]):
             sizes = {name: size for name, size in sizes.items() if name != WIDTHS[0]}
         usual = [name for name, value in self.family.keys.items() if value is not None or name not in PARTS]
-        computed = {name: (sizes | KEYS)[name](self) for name in (*sizes, *usual) if name in sizes | KEYS}
+        computed = {name: (KEYS | sizes)[name](self) for name in (*sizes, *usual) if name in KEYS | sizes}
         return computed | self.biases()
 
     def activation(self) -> str:
@@ -308,6 +309,12 @@ GPT2_SIZES: dict[str, Callable[[_Facts], Any]] = {
     "n_head": lambda facts: facts.model.n_heads,
     "n_positions": lambda facts: facts.model.context,
 }
+MAMBA2_SIZES: dict[str, Callable[[_Facts], Any]] = {
+    "hidden_size": lambda facts: facts.model.dim,
+    "num_hidden_layers": lambda facts: len(facts.layers),
+    "head_dim": lambda facts: facts.mamba2("state_value_dim"),
+}
+OWN_SIZES = {"gpt2": GPT2_SIZES, "mamba2": MAMBA2_SIZES}  # the keys of two families with other ones
 SIZES: dict[str, Callable[[_Facts], Any]] = {
     "hidden_size": lambda facts: facts.model.dim,
     "intermediate_size": lambda facts: facts.intermediate_size(),
@@ -316,6 +323,7 @@ SIZES: dict[str, Callable[[_Facts], Any]] = {
 }
 # What the canonical config says of each other key; bases of RoPE and biases are `_Facts`' own.
 KEYS: dict[str, Callable[[_Facts], Any]] = {
+    **{key: functools.partial(_Facts.mamba2, field=field) for key, field in MAMBA2_KEYS.items() if key != "head_dim"},
     **dict.fromkeys(
         ("hidden_act", "hidden_activation", "activation_function", "mlp_hidden_act"), lambda facts: facts.activation()
     ),
@@ -365,8 +373,9 @@ KEYS: dict[str, Callable[[_Facts], Any]] = {
     "num_dense_layers": lambda facts: facts.first_dense(),
     "use_expert_bias": lambda facts: bool(facts.expert("router_choice_bias")),
     **{key: functools.partial(_Facts.delta_net, field=field) for field, key in DELTA_NET.items()},
-    **{key: functools.partial(_Facts.mamba2, field=field) for key, field in MAMBA2_KEYS.items()},
-    "mamba_expand": lambda facts: facts.mamba2("state_heads") * facts.mamba2("state_value_dim") // facts.model.dim or 1,
+    **dict.fromkeys(
+        EXPAND, lambda facts: facts.mamba2("state_heads") * facts.mamba2("state_value_dim") // facts.model.dim or 1
+    ),
     "moe_latent_size": lambda facts: facts.model.expert_dim or None,
     "linear_allow_neg_eigval": lambda facts: bool(facts.model.state_beta_doubled),
     "time_step_limit": lambda facts: facts.step_limits(),

@@ -62,7 +62,8 @@ def test_published_configs_are_accepted_without_a_warning(name: str) -> None:
     sizes, model = PUBLISHED[name], published(name)
     assert model.dim in [sizes.get(key) for key in ("hidden_size", "n_embd", "n_embed", "d_model")]
     assert len(model.layers) in [sizes.get(key) for key in ("num_hidden_layers", "num_layers", "n_layer", "n_layers")]
-    assert model.context == sizes.get("max_position_embeddings", sizes.get("n_positions", 2048))
+    usual = FAMILIES[sizes["model_type"]].keys.get("max_position_embeddings")
+    assert model.context == sizes.get("max_position_embeddings", sizes.get("n_positions", usual))
 
 
 def test_every_family_has_a_published_config() -> None:
@@ -290,10 +291,10 @@ def test_defaults_match_transformers(name: str) -> None:
 SIZES = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
 
-# These describe Mamba layers, other numbers of KV heads, no experts in use or no kinds of layers.
+# These describe Mamba layers (of other widths), other numbers of KV heads, no experts in use or no kinds of layers.
 WITHOUT_DEFAULTS = (
     *("granitemoehybrid", "minicpm3", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4", "lfm2_moe"),
-    *("dots1", "solar_open", "youtu"),
+    *("dots1", "solar_open", "youtu", "mamba2"),
     "olmo_hybrid",  # transformers then has RoPE, unlike the models' own code
 )
 

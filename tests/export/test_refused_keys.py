@@ -65,6 +65,9 @@ NOT_SCALED = {key: value for key, value in SCALING.items() if key != "original_m
         ("cohere2_moe", {"expert_selection_fn": "relu"}, "expert_selection_fn is 'relu', expected softmax or sigmoid"),
         ("cohere2_moe", {"num_experts_per_tok": 9}, "num_experts_per_tok is 9, expected at most"),
         ("granitemoehybrid", {"mamba_d_state": 8}, "mamba_d_state is 8, expected a multiple of 16"),
+        ("mamba2", {"state_size": 8}, "state_size is 8, expected a multiple of 16"),
+        ("mamba2", {"expand": 3}, "num_heads is 6, expected a number for which the heads have 144 numbers together"),
+        ("mamba2", {"num_attention_heads": 4}, "num_attention_heads is 4: llamac does not know this key"),
         ("granitemoehybrid", {"position_embedding_type": "learned"}, "is 'learned', expected rope, nope or null"),
         ("gemma4_text", {"per_layer_config": 3}, "per_layer_config is 3, expected .* of some of 4 layers, equal for"),
         (

@@ -160,6 +160,37 @@ _NEMOTRON = cases_of(
     },
 )
 
+_MAMBA2 = cases_of(
+    decoder(
+        "mamba2",
+        "Mamba2ForCausalLM",
+        **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "intermediate_size")),
+        rms_norm_eps=None,
+        rope_theta=None,
+        hidden_size=48,
+        layer_norm_epsilon=0.05,
+        num_heads=6,
+        head_dim=16,
+        n_groups=2,
+        state_size=16,
+        conv_kernel=3,
+        expand=2,
+        use_bias=False,
+        use_conv_bias=True,
+    ),
+    num_hidden_layers={"num_hidden_layers": 3},
+    layer_norm_epsilon={"layer_norm_epsilon": 1e-5},
+    num_heads={"num_heads": 3, "head_dim": 32, "n_groups": 1},
+    n_groups={"n_groups": 3},
+    state_size={"state_size": 32},
+    conv_kernel={"conv_kernel": 4},
+    expand={"expand": 1, "num_heads": 3, "n_groups": 3},
+    use_bias={"use_bias": True},
+    use_conv_bias={"use_conv_bias": False},
+    time_step_limit={"time_step_limit": [0.4, 1.0]},
+    tied={"tie_word_embeddings": True},
+)
+
 _FALCON = cases_of(
     decoder(
         "falcon_h1",
@@ -223,6 +254,7 @@ _FALCON = cases_of(
 MAMBA_CASES: dict[str, Case] = {
     **_FALCON,
     **_NEMOTRON,
+    **_MAMBA2,
     **_GRANITE,
     **_BAMBA,
     **_variants(

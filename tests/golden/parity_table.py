@@ -102,6 +102,7 @@ KNOWN = {
     "olmo3": "OLMo 3",
     "exaone4": "EXAONE 4.0",
     "exaone4_5": "EXAONE 4.5 33B: the language model",
+    "mamba2": "Mamba-Codestral 7B",
     "nemotron_h": "Nemotron-H; Nemotron Nano 2 (9B, 12B); Nemotron 3 Nano (4B, 30B-A3B), Super (120B-A12B)",
     "falcon_h1": "Falcon-H1 (0.5B to 34B), Falcon-H1 Tiny, Falcon-H1R",
     "granitemoehybrid": "Granite 4.0 (350M, 1B, Micro; H-350M, H-1B, H-Micro, H-Tiny, H-Small)",
