@@ -103,7 +103,8 @@ def mamba_model(keys: Keys, family: Family, layers: Sequence[LayerConfig], activ
     if not any("mamba" in layer.mixer for layer in layers):
         return {}
     if activation != "silu" and "mamba_hidden_act" not in {**family.fixed, **family.keys}:
-        raise UnsupportedError(f"config.json: hidden_act is {activation!r}; Mamba layers have only silu here")
+        stated = keys.values.get("hidden_act", activation)
+        raise UnsupportedError(f"config.json: hidden_act is {stated!r}; llamac computes Mamba 2 layers with silu only")
     low, high = _step_limits(keys, family.keys)
     return {
         "state_norm": _state_norm(keys, family),

@@ -109,7 +109,7 @@ def test_keys_of_mamba_layers_that_contradict_each_other_are_refused() -> None:
     ):
         with pytest.raises(ExportError, match=message):
             parse({**config, **changes})
-    with pytest.raises(UnsupportedError, match="hidden_act is 'gelu_erf'; Mamba layers have only silu here"):
+    with pytest.raises(UnsupportedError, match="hidden_act is 'gelu'; llamac computes Mamba 2 layers with silu only"):
         parse({**config, "hidden_act": "gelu"})
 
 
