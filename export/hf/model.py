@@ -390,9 +390,12 @@ def _canonical(family: Family, config: HfConfig, stored: Stored, names: dict[str
     collected = Collected()
     head = replace(HEAD, bias=family.head_bias)
     modules = (*family.modules, *(family.mtp if config.model.mtp else ()))
-    for module in modules if config.model.tied_output else (*modules, head):
+    for module in (*modules, head):
+        kinds = module.kinds(config.biases)
+        if module is head and config.model.tied_output:  # files of bare models lack the bias, too
+            kinds = tuple(kind for kind in kinds if kind == "bias" and head.full_name(kind) in names)
         for index in module.indices(config.model):
-            for kind in module.kinds(config.biases):
+            for kind in kinds:
                 name = module.full_name(kind, **index)
                 full_name = unused.pop(name, None)
                 if full_name is None:
@@ -402,7 +405,7 @@ def _canonical(family: Family, config: HfConfig, stored: Stored, names: dict[str
                 parts = {part: shapes[part] for part in module.part_names(kind, **index)}
                 place = Place(module, parts, config.model, index["l"], index["h"])
                 collect(collected, place, full_name, stored[full_name])
-        for kind in module.kinds(config.biases):
+        for kind in kinds:
             for name in module.unused_names(config.model, kind):
                 unused.pop(name, None)
     if config.quantization is not None:

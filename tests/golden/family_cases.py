@@ -541,6 +541,7 @@ _family(
     hidden_act={"hidden_act": "relu"},
     layer_norm_eps={"layer_norm_eps": 1e-5},
     rope_theta={"rope_theta": 10000.0},
+    tied={"tie_word_embeddings": True},
 )
 _family(
     _decoder(
