@@ -38,7 +38,7 @@ class Architecture:
         either_norm: Norms are RMS norms if the file has an epsilon for these.
         zero_norm_biases: The file has no biases of layer norms.
         plain_norms: Norms have neither weights nor biases.
-        alibi_depth: A model with this many layers has ALiBi in place of RoPE, which is not read; 0: none.
+        alibi_depth: A model with this many layers has ALiBi in place of RoPE; 0: none has.
         alibi: Scores have ALiBi's biases, whose smallest slope is 2^-alibi; 0: they have none, unless MAX_ALIBI_BIAS is
             a key of the architecture.
         multiplies_logits: The logits are multiplied by logit_scale, not divided.

@@ -13,7 +13,7 @@ from typing import Any
 
 from llamac.errors import UnsupportedError
 from llamac.export.checkpoint import LayerConfig, ModelConfig
-from llamac.export.distances import MOST_BIAS, alibi_slopes
+from llamac.export.distances import MOST_BIAS, USUAL_BIAS, alibi_slopes
 from llamac.export.gguf import gemma4, llama4
 from llamac.export.gguf.architecture import MAX_ALIBI_BIAS
 from llamac.export.gguf.drafters import DRAFTERS, as_drafter, drafter_fields, vocabulary_size
@@ -109,7 +109,7 @@ def parse_config(
         ExportError: If keys are wrong; the message lists all of them.
     """
     name, row = architecture(values)
-    _refuse_alibi(values, name, row)
+    row = _of_depth(values, name, row)
     vocab_size = _vocab_size(values, name, shapes, warnings)
     keys = Keys(values, name, {**COMMON_KEYS, **(ROPE_KEYS if row.position == "rope" else {}), **row.keys})
     dim, n_layers, context = keys.size("embedding_length"), keys.size("block_count"), keys.size("context_length")
@@ -174,13 +174,11 @@ def parse_config(
     return GGUFConfig(with_mtp(model, shapes, row.mtp_like) if row.mtp else model, row, ropes, numbers, slopes)
 
 
-def _refuse_alibi(values: Mapping[str, Value], name: str, row: Architecture) -> None:
-    """Raise UnsupportedError for a depth at which models of the architecture have ALiBi."""
-    if row.alibi_depth and values.get(f"{name}.block_count") == row.alibi_depth:
-        raise UnsupportedError(
-            f"{name}.block_count is {row.alibi_depth}: models of {name} with so many layers bias attention by distance "
-            "(ALiBi), which llamac does not read for this architecture"
-        )
+def _of_depth(values: Mapping[str, Value], name: str, row: Architecture) -> Architecture:
+    """The row of a model of this depth, at which some architectures have ALiBi in place of RoPE."""
+    if not row.alibi_depth or values.get(f"{name}.block_count") != row.alibi_depth:
+        return row
+    return replace(row, position="none", alibi=USUAL_BIAS, keys={**row.keys, **dict.fromkeys(ROPE_KEYS)})
 
 
 def _vocab_size(

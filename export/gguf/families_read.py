@@ -57,7 +57,7 @@ READ_ONLY = {
     "exaone": Architecture("exaone", rope_tensors=("freqs",)),
     "internlm2": Architecture("llama", paired=True, read_only=True),
     "xverse": Architecture("llama", paired=True, read_only=True),
-    # 40 layers are Baichuan 13B's
+    # 40 layers are Baichuan 13B's, whose files have keys of RoPE as well
     "baichuan": Architecture("llama", paired=True, alibi_depth=40, read_only=True),
     # early files have no keys for the scales of the embedding and the branches
     "minicpm": Architecture(

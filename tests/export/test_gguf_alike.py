@@ -15,14 +15,12 @@ from gguf_samples import checkpoint_tensors, converted, metadata, permuted, writ
 from test_mtp_layers import mtp_tensors
 from to_gguf_cases import NO_BIAS, SQUARE, fitting
 
-import llamac
 from golden.cases import CASES
 from golden.family_cases import FAMILY_CASES
 from golden.make_families import family_checkpoint
 from golden.tiny_checkpoints import Config, Tensors, changed, tensors
 from llamac.export.checkpoint import Checkpoint
 from llamac.export.gguf import model as gguf_model
-from llamac.export.gguf.config import EMBEDDING
 
 # GLM-4.5 with softmaxes over experts, whose weights are not divided by their sum, and without norms of q and k.
 _SOFTMAX: Config = {
@@ -125,11 +123,13 @@ def test_files_that_compute_what_llama_computes_are_read_like_it(tmp_path: Path,
     assert_same_tensors(ours, theirs)
 
 
-def test_baichuan_13b_has_attention_that_llamac_does_not_compute(tmp_path: Path) -> None:
-    keys = {"baichuan.block_count": 40}
-    path = write_tensors(tmp_path / "m.gguf", {EMBEDDING: np.zeros((61, 40), np.float32)}, keys=keys, arch="baichuan")
-    with pytest.raises(llamac.UnsupportedError, match=r"so many layers bias attention by distance \(ALiBi"):
-        gguf_model.read(path, [])
+def test_baichuan_13b_has_biases_by_distance_in_place_of_rope(tmp_path: Path) -> None:
+    """test_gguf_llama_cpp compares their sizes."""
+    config = changed(CASES["llama-no-biases"].config, num_hidden_layers=40)
+    made = gguf_model.read(write_as(tmp_path / "m.gguf", "baichuan", config, tensors(config)), [])
+    assert made.config.position == "none"
+    assert made.config.bias_distance == made.config.context - 1
+    assert "distance_bias.weight" in made.tensors
 
 
 @pytest.mark.parametrize("arch", FURTHER)
