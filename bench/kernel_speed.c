@@ -84,7 +84,6 @@ static void run_peak(void *argument, long i) {
     struct peak *p = argument;
     table->peak[p->input][p->rounded](PEAK_PASSES, &p->result);
 }
-static int can_be_rounded(int input) { return input == INPUT_INT16 || input == INPUT_BF16; }
 static void peaks(void) {
     static const char *const names[N_INPUT_TYPES] = {
         [INPUT_F32] = "f32, f16", [INPUT_INT8] = "q4, q4s", [INPUT_INT16] = "q8 and others",

@@ -63,10 +63,9 @@ static inline double weight_at(int dtype, const uint8_t *w, size_t strip_bytes, 
     if (!f->super) return s * c + m;
     return (double)f32_from_f16(super[r]) * s * c - (f->super == 2 ? (double)f32_from_f16(super[16 + r]) * m : 0);
 }
-// Whether fast numerics round the inputs of products with a dtype.
-static inline int rounds_inputs(int dtype) {
-    return dtype_table[dtype].input == INPUT_INT16 || dtype_table[dtype].input == INPUT_BF16;
-}
+// Whether fast numerics round inputs of a type, and those of products with a dtype.
+static inline int can_be_rounded(int input) { return input == INPUT_INT16 || input == INPUT_BF16; }
+static inline int rounds_inputs(int dtype) { return can_be_rounded(dtype_table[dtype].input); }
 // Input k of a row after the rounding that products with this dtype apply to their inputs.
 static inline double input_at(int dtype, const float *x, int columns, int k) {
     if (!dtype_is_quantized(dtype)) return (double)x[k];
