@@ -168,7 +168,7 @@ static const struct product_kernels {
     [LLAMAC_BF16] = { panel_kernel_bf16, unpack_bf16, panel_kernel_f32, UNPACK_ABOVE_BF16 },
     [LLAMAC_Q8] = { panel_kernel_q8, unpack_q8, panel_kernel_unpacked, UNPACK_ABOVE_BYTES },
     [LLAMAC_Q4] = { panel_kernel_q4, unpack_q4, panel_kernel_q4_unpacked, UNPACK_ABOVE_Q4 },
-    [LLAMAC_Q4S] = { panel_kernel_q4s, unpack_q4s, panel_kernel_q4_unpacked, UNPACK_ABOVE_Q4 },
+    [LLAMAC_Q4S] = { panel_kernel_q4s, unpack_q4s, panel_kernel_q4s_unpacked, UNPACK_ABOVE_Q4 },
     [LLAMAC_Q4_0] = { panel_kernel_q4_0, unpack_q4_0, panel_kernel_unpacked, FEW_ROWS },
     [LLAMAC_Q4_1] = { panel_kernel_q4_1, unpack_q4_1, panel_kernel_minimums_unpacked, FEW_ROWS },
     [LLAMAC_Q5_0] = { panel_kernel_q5_0, unpack_q5_0, panel_kernel_unpacked, FEW_ROWS },
@@ -183,7 +183,7 @@ static const struct product_kernels {
     [LLAMAC_Q6] = { panel_kernel_q6, unpack_q6, panel_kernel_unpacked, FEW_ROWS },
     [LLAMAC_Q3] = { panel_kernel_q3, unpack_q3, panel_kernel_q4_unpacked, UNPACK_ABOVE_Q4 },
     [LLAMAC_Q2] = { panel_kernel_q2, unpack_q2, panel_kernel_q4_unpacked, UNPACK_ABOVE_Q4 },
-    [LLAMAC_T2] = { panel_kernel_t2, unpack_t2, panel_kernel_q4_unpacked, UNPACK_ABOVE_Q4 },
+    [LLAMAC_T2] = { panel_kernel_t2, unpack_t2, panel_kernel_q4s_unpacked, UNPACK_ABOVE_Q4 },
 };
 
 // ---- the form of a product
@@ -210,7 +210,7 @@ INLINE struct product_form choose_form(const struct gemm *g) {
     if (m == 1) form.pass_columns = form.as_bytes ? BYTES_MAX_COLUMNS : max_int(g->columns, 1);
     if (form.as_tiles || m > kernels->unpack_above)
         form.multiply = kernels->unpacked, form.unpack = kernels->unpack;
-    if (input == INPUT_INT8 && uses_integer_scales(m)) {
+    if (input == INPUT_INT8 && uses_integer_scales(dtype, m)) {
         form.multiply = panel_kernel_integer_scales;
     } else if (input == INPUT_INT16 && g->rounded && uses_narrow_panels(m)) {
         form.multiply = narrow_kernels(dtype), form.unpack = kernels->unpack;

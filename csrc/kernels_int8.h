@@ -2,14 +2,22 @@
 // kernels_int8.h - products of q4, q4s, q3, q2 and t2 with int8 inputs: codes of fewer bits become nibbles, then all
 // are multiplied alike. Part of kernels_template.h.
 //
-// A kernel set with SIMD_INTEGER_SCALES can multiply sums by block scales as integers, too. The results are the same
-// exact numbers.
+// Sums are exact, so the results are the same numbers however a kernel set forms them. One with SIMD_GROUP_SUMS sums
+// whole groups of dtypes whose halves have the same block scales, and scales once. One with SIMD_INTEGER_SCALES can
+// multiply sums by block scales as integers.
 
 // Unpacked, a group is 8 lines of int8 codes, grid included, then the block scales of both halves.
 enum { Q4_UNPACKED_GROUP_BYTES = 8 * LINE_BYTES + 2 * 64 };
 
 // Whether each half of a group has scales of its own, or both have the same (q4s, t2).
 INLINE int halves_have_scales(const int dtype) { return scale_columns(dtype) < GROUP_COLUMNS; }
+
+// The sums of a group, over 16 or 32 columns each.
+#ifdef SIMD_GROUP_SUMS
+INLINE int sums_per_group(const int dtype) { return halves_have_scales(dtype) ? 2 : 1; }
+#else
+INLINE int sums_per_group(const int dtype) { (void)dtype; return 2; }
+#endif
 
 // The block scales of t2, which are not stored.
 static const uint8_t unit_scales[STRIP_ROWS] = { 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1 };
@@ -52,35 +60,40 @@ INLINE void unpack_int8(const int dtype, const uint8_t *w, int columns, uint8_t 
 
 #ifdef SIMD_INTEGER_SCALES
 enum { FIRST_SUMS_SHIFT = SHIFT_BITS };   // part of what the sums of a first half start from
-INLINE int uses_integer_scales(int m) { return m > UNPACK_ABOVE_Q4 && integer_scales_are_faster(); }
+INLINE int uses_integer_scales(int dtype, int m) {
+    return sums_per_group(dtype) == 2 && m > UNPACK_ABOVE_Q4 && integer_scales_are_faster();
+}
 #else
 enum { FIRST_SUMS_SHIFT = 0 };
-INLINE int uses_integer_scales(int m) { (void)m; return 0; }
+INLINE int uses_integer_scales(int dtype, int m) { (void)dtype, (void)m; return 0; }
 INLINE q4_scaled q4_scale_integers(q4_row_acc d, block_scales s) { return q4_scale(d, s); }
 INLINE q4_scaled q4_scale_add_integers(q4_scaled w, q4_row_acc d, block_scales s) { return q4_scale_add(w, d, s); }
 INLINE v16 q4_integers_to_float(q4_scaled w) { return q4_scaled_to_float(w); }
 #endif
 
-// Dot products over half h of a group, 16 columns, before scaling. s: the half's block scales, which are s_stride bytes
-// apart in the strips. x: the group's words.
+// Dot products over part h of a group, a half or all of it, before scaling. s: the part's block scales, which are
+// s_stride bytes apart in the strips. x: the group's words.
 typedef struct { q4_row_acc v[GEMM_STRIPS][PANEL_ROWS]; } q4_acc_tile;
-INLINE void multiply_half(const int dtype, const int form, const int S, const int T, const int h, lut codebook,
+INLINE void multiply_part(const int dtype, const int form, const int S, const int T, const int h, lut codebook,
                           const uint8_t *s, size_t s_stride, const uint8_t *codes, size_t strip_bytes,
                           const int32_t *x, q4_acc_tile *to) {
-    const int unpacked = form != 0, R = q4_rows_per_acc(unpacked);
+    const int unpacked = form != 0, R = q4_rows_per_acc(unpacked), parts = sums_per_group(dtype), words = 8 / parts;
     const int32_t shift = form == UNPACKED_FOR_INTEGER_SCALES && h == 0 ? FIRST_SUMS_SHIFT : 0;
     const int32_t *compensation = x + (COMPENSATION_WORD + h) * T;
     q4_acc c[GEMM_STRIPS][PANEL_ROWS];
     grid_offsets grid[GEMM_STRIPS];
     if (!unpacked) UNROLL for (int i = 0; i < S; i++) grid[i] = grid_offsets_load(s + (size_t)i * s_stride);
-    FOR_TILE_ACCS(i, t) c[i][t] = q4_acc_init(compensation[t] - shift, grid[i], unpacked);
+    FOR_TILE_ACCS(i, t) {
+        const int32_t terms = compensation[t] + (parts == 1 ? compensation[T + t] : 0);
+        c[i][t] = q4_acc_init(terms - shift, grid[i], unpacked);
+    }
     if (unpacked) {
-        UNROLL for (int g = 4 * h; g < 4 * h + 4; g++) UNROLL for (int i = 0; i < S; i++) {
+        UNROLL for (int g = words * h; g < words * (h + 1); g++) UNROLL for (int i = 0; i < S; i++) {
             const line a = line_load(codes + (size_t)i * strip_bytes + 64 * g);
             UNROLL for (int t = 0; t < T; t += R) c[i][t] = q4_acc_dot(c[i][t], a, x, g, T, t, unpacked);
         }
     } else {
-        UNROLL for (int g = 4 * h; g < 4 * h + 4; g += 2) UNROLL for (int i = 0; i < S; i++) {
+        UNROLL for (int g = words * h; g < words * (h + 1); g += 2) UNROLL for (int i = 0; i < S; i++) {
             const line packed = nibble_line(dtype, T, codes + (size_t)i * strip_bytes, g / 2);
             const line a = q4_codes(codebook, packed, grid[i], 0, 0);
             UNROLL for (int t = 0; t < T; t += R) c[i][t] = q4_acc_dot(c[i][t], a, x, g, T, t, unpacked);
@@ -121,20 +134,23 @@ INLINE void micro_kernel_q4(const int dtype, const int form, const int S, const 
             const uint8_t *s1 = halves_have_scales(dtype) ? s0 + STRIP_ROWS : s0;   // of the group's second half
             q4_acc_tile c;
             struct { q4_scaled v[GEMM_STRIPS][PANEL_ROWS]; } sum;
-            multiply_half(dtype, form, S, T, 0, codebook, s0, s_stride, codes, strip_bytes, x, &c);
-            UNROLL for (int i = 0; i < S; i++) {
-                const block_scales scale =
-                    half_scales(unpacked, 0, s0 + (size_t)i * s_stride, codes + (size_t)i * strip_bytes);
-                UNROLL for (int t = 0; t < T; t++) sum.v[i][t] = scale_first(form, c.v[i][t], scale);
+            multiply_part(dtype, form, S, T, 0, codebook, s0, s_stride, codes, strip_bytes, x, &c);
+            if (sums_per_group(dtype) == 2) {
+                UNROLL for (int i = 0; i < S; i++) {
+                    const block_scales scale =
+                        half_scales(unpacked, 0, s0 + (size_t)i * s_stride, codes + (size_t)i * strip_bytes);
+                    UNROLL for (int t = 0; t < T; t++) sum.v[i][t] = scale_first(form, c.v[i][t], scale);
+                }
+                SPILL_SUMS(sum, S * T);
+                if (!carried) COMPILER_BARRIER();
+                multiply_part(dtype, form, S, T, 1, codebook, s1, s_stride, codes, strip_bytes, x, &c);
             }
-            SPILL_SUMS(sum, S * T);
-            if (!carried) COMPILER_BARRIER();
-            multiply_half(dtype, form, S, T, 1, codebook, s1, s_stride, codes, strip_bytes, x, &c);
             UNROLL for (int i = 0; i < S; i++) {
                 const block_scales scale =
                     half_scales(unpacked, 1, s1 + (size_t)i * s_stride, codes + (size_t)i * strip_bytes);
                 UNROLL for (int t = 0; t < T; t++) {
-                    const v16 dot = scale_second(form, sum.v[i][t], c.v[i][t], scale);
+                    const v16 dot = sums_per_group(dtype) == 2 ? scale_second(form, sum.v[i][t], c.v[i][t], scale)
+                                                               : q4_scaled_to_float(q4_scale(c.v[i][t], scale));
                     if (carried) acc[i][t] = v16_fma_scalar(dot, float_at(x + GROUP_SCALE_WORD * T + t), acc[i][t]);
                     else add_scaled(sums + 16 * (i * T + t), dot, float_at(x + GROUP_SCALE_WORD * T + t));
                 }

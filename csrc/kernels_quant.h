@@ -194,8 +194,14 @@ FEW_ROWS_KERNEL(panel_kernel_q6, multiply_panel, micro_kernel_int16, LLAMAC_Q6, 
     TILE_HEIGHTS(name, dtype) \
     static panel_kernel *const name[] = { NULL, name##_x1, name##_x2, name##_x3, name##_x4, name##_x5, name##_x6 \
                                           TILE_ENTRIES(name) };
-// unpacked q4s, q3, q2 and t2 have the same layout
+// Unpacked, dtypes with int8 inputs have the same layout. With SIMD_GROUP_SUMS, those whose halves of groups have the
+// same scales, q4s and t2, have a faster kernel.
 PANEL_KERNEL(panel_kernel_q4_unpacked, multiply_panel, micro_kernel_q4, LLAMAC_Q4, 1)
+#ifdef SIMD_GROUP_SUMS
+PANEL_KERNEL(panel_kernel_q4s_unpacked, multiply_panel, micro_kernel_q4, LLAMAC_Q4S, 1)
+#else
+#define panel_kernel_q4s_unpacked panel_kernel_q4_unpacked
+#endif
 #ifdef SIMD_INTEGER_SCALES
 MANY_ROWS_KERNEL(panel_kernel_integer_scales, multiply_panel, micro_kernel_q4, LLAMAC_Q4, UNPACKED_FOR_INTEGER_SCALES)
 #else

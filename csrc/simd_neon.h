@@ -213,6 +213,7 @@ INLINE int_pairs pairs_mmla(int_pairs p, line codes, int32x4_t inputs, const int
 // accumulator's initial value, so it costs nothing per code: the compensation terms are the sums of the inputs.
 // Unpacked codes include the grid.
 
+#define SIMD_GROUP_SUMS
 typedef int8x16_t lut;
 enum { Q4_BIAS = 0 };
 INLINE lut lut_load(const int8_t *codebook, const int bias) {

@@ -99,8 +99,10 @@ INLINE void v16_store_int16(int16_t *p, v16 a) { for (int i = 0; i < 16; i++) p[
 
 // ---- q4 and the others with grids: codes of at most 4 bits times int8 inputs
 //
-// A q4_acc accumulates, for each of 16 rows, the exact dot product over 16 columns. Layers may represent it in any
-// way whose final value is exact, e.g. with an offset that the compensation terms of the panel remove.
+// A q4_acc accumulates, for each of 16 rows, the exact dot product over 16 columns, in layers that define
+// SIMD_GROUP_SUMS over up to 32. Layers may represent it in any way whose final value is exact, e.g. with an offset
+// that the compensation terms of the panel remove.
+#define SIMD_GROUP_SUMS
 
 typedef struct { int8_t b[64]; } line;             // 16 rows x 4 bytes
 typedef struct { int32_t i[16]; } q4_acc;

@@ -19,9 +19,10 @@ INLINE line line_add_products(line sums, line codes, int32_t inputs) {
 }
 
 // ---- q4 and q4s: sums start at -32 * (sum of the inputs), since codes are stored plus 32. The sums of a group's first
-// half start at the bit pattern of the float 1.5 * 2^23, too. Their bits as floats are SHIFT + n, which saves a
-// conversion.
+// half, or of the whole group, start at the bit pattern of the float 1.5 * 2^23, too. Their bits as floats are
+// SHIFT + n, which saves a conversion.
 
+#define SIMD_GROUP_SUMS
 #define SHIFT 0x1.8p23f
 enum { SHIFT_BITS = 0x4b400000 };
 typedef line q4_acc, q4_row_acc;    // an int32 per row
