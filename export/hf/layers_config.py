@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +32,15 @@ DELTA_NET = {
     "conv_width": "linear_conv_kernel_dim",
 }
 LINEAR, CHUNKED = "linear_attention", "chunked_attention"
+# Families with experts that have one of these keys can have layers without experts.
+KEYS_OF_DENSE_LAYERS = {
+    "decoder_sparse_step",
+    "enable_moe_block",
+    "first_k_dense_replace",
+    "mlp_layer_types",
+    "moe_layer_start_index",
+    "num_dense_layers",
+}
 
 
 def layers_of(keys: Keys, family: Family, dim: int) -> list[LayerConfig]:
@@ -42,12 +51,7 @@ def layers_of(keys: Keys, family: Family, dim: int) -> list[LayerConfig]:
     if "state_size" in row:
         return mamba_only_layers(keys, family, dim)
     n_layers = keys.size("num_hidden_layers", "n_layers", row.get("num_hidden_layers"))
-    of_dense = {"decoder_sparse_step", "num_dense_layers", "first_k_dense_replace", "enable_moe_block"}
-    of_dense |= {"moe_layer_start_index", "mlp_layer_types"}
-    has_dense = "moe_intermediate_size" not in row or not of_dense.isdisjoint(row)
-    ffn_dim = network_width(keys, family, dim) if has_dense else 1
-    if "shared_intermediate_size" in row and family.ffn != "experts":
-        ffn_dim = keys.size("shared_intermediate_size", "ffn_dim", row["shared_intermediate_size"])
+    ffn_dim = _network_width(keys, family, dim)
     if keys.problems:
         return []
     rotated = _rotated(keys, family, n_layers)
@@ -55,21 +59,50 @@ def layers_of(keys: Keys, family: Family, dim: int) -> list[LayerConfig]:
     if family.rotates == "windowed" or (family.rotates == "windowed_if_any" and "sliding_window" not in keys.nulls):
         rotated = [window > 0 for window in windows]
     experts = experts_of(keys, family, ffn_dim, n_layers) if family.ffn == "experts" else {}
-    if "prefix_dense_sliding_window_pattern" in row:
+    if "prefix_dense_sliding_window_pattern" in row and _prefix_pattern(keys, family) == 1:
+        # layers without experts then have RoPE in any case
+        rotated = [is_rotated or layer not in experts for layer, is_rotated in enumerate(rotated)]
+    networks = _networks(keys, family, n_layers, ffn_dim, experts)
+    mixers = _mixers(keys, family, dim, rotated, windows)
+    return [replace(network, **mixer) for network, mixer in zip(networks, mixers, strict=True)]
+
+
+def _network_width(keys: Keys, family: Family, dim: int) -> int:
+    """The width of networks without experts; 1 if all layers have experts."""
+    row = family.keys
+    if "moe_intermediate_size" in row and KEYS_OF_DENSE_LAYERS.isdisjoint(row):
+        return 1
+    width = network_width(keys, family, dim)
+    if "shared_intermediate_size" in row and family.ffn != "experts":
+        width = keys.size("shared_intermediate_size", "ffn_dim", row["shared_intermediate_size"])
+    return width
+
+
+def _networks(
+    keys: Keys, family: Family, n_layers: int, ffn_dim: int, experts: Mapping[int, LayerConfig]
+) -> list[LayerConfig]:
+    """Each layer's network, without a mixer. `experts`: those of layers with experts, by layer."""
+    row = family.keys
+    if "prefix_dense_intermediate_size" in row:
         ffn_dim = keys.size("prefix_dense_intermediate_size", "ffn_dim", ffn_dim, nullable=True)
-        if _prefix_pattern(keys, family) == 1:  # layers without experts then have RoPE in any case
-            rotated = [is_rotated or layer not in experts for layer, is_rotated in enumerate(rotated)]
-    experts = (
-        granite_experts(keys, row, n_layers, ffn_dim)
-        if "num_local_experts" in row and "mamba_d_state" in row
-        else experts
-    )
-    if "intermediate_size_mlp" in row:  # of Llama 4's layers without experts
+    if "intermediate_size_mlp" in row:
         ffn_dim = keys.size("intermediate_size_mlp", "ffn_dim", row["intermediate_size_mlp"])
     kind = "gated" if family.ffn == "experts" else family.ffn
     dense = LayerConfig(kind, ffn_dim, sub_norms=int(family.sub_norms))
+    if "num_local_experts" in row and "mamba_d_state" in row:
+        experts = granite_experts(keys, row, n_layers, ffn_dim)
+    if "moe_every_n_layers" in row:
+        experts = plain_experts(keys, row, dense, n_layers)
     limit = keys.number("swiglu_limit", row["swiglu_limit"], LIMITS["activation_limit"]) if "swiglu_limit" in row else 0
     gate: dict[str, Any] = {"activation_limit": limit or 0.0, "up_offset": family.up_offset}
+    return [replace(experts.get(layer, dense), **gate) for layer in range(n_layers)]
+
+
+def _mixers(
+    keys: Keys, family: Family, dim: int, rotated: Sequence[bool], windows: Sequence[int]
+) -> list[dict[str, Any]]:
+    """The fields of each layer's mixer."""
+    row = family.keys
     attention: dict[str, Any] = {
         "sinks": int(family.sinks),
         "output_gate": "element" if family.output_gate else "none",
@@ -86,11 +119,13 @@ def layers_of(keys: Keys, family: Family, dim: int) -> list[LayerConfig]:
         }
         for is_rotated, window in zip(rotated, windows, strict=True)
     ]
-    mixers = _with_delta_nets(keys, family, mixers) if "linear_num_value_heads" in row else mixers
-    mixers = short_convs(keys, family, mixers) if "conv_L_cache" in row else mixers
-    mixers = mamba_layers(keys, family, mixers, dim) if "mamba_d_state" in row else mixers
-    experts = plain_experts(keys, row, dense, n_layers) if "moe_every_n_layers" in row else experts
-    return [replace(experts.get(layer, dense), **mixer, **gate) for layer, mixer in enumerate(mixers)]
+    if "linear_num_value_heads" in row:
+        mixers = _with_delta_nets(keys, family, mixers)
+    if "conv_L_cache" in row:
+        mixers = short_convs(keys, family, mixers)
+    if "mamba_d_state" in row:
+        mixers = mamba_layers(keys, family, mixers, dim)
+    return mixers
 
 
 def _with_delta_nets(keys: Keys, family: Family, attention: list[dict[str, Any]]) -> list[dict[str, Any]]:
