@@ -1,1 +1,1 @@
-"""Benchmarks: `python -m bench.NAME` in the repository's root. Results and the log of experiments lie beside them."""
+"""Benchmarks: `python -m bench.NAME` in the repository's root. This folder also has their results and the log."""

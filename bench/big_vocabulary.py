@@ -3,8 +3,8 @@
     python -m bench.big_vocabulary [--entries 128256] [--rounds 9] [MODEL]
 
 Without MODEL, a small model with random weights and a random byte-level BPE is generated. Whole processes are timed;
-the median and the best are printed. The limit is 0.6 s. Then the core's encoder and the library tokenizers encode
-bench's pages in turn, in one process.
+the median and the best are printed. The limit is 0.6 s. Then the core's encoder and the library tokenizers alternate in
+one process, and encode the pages in bench/.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def seconds(code: str, path: Path) -> float:
 
 
 def encoding_speeds(tokenizer: Tokenizer, rounds: int) -> tuple[float, float]:
-    """The core's and the library's speed, best of alternating runs, in characters a second."""
+    """The core's and the library's speed, best of alternating runs, in characters per second."""
     text = "\n".join(path.read_text("utf-8") for path in sorted(Path(__file__).parent.glob("*.md")))
     document = parse_document(tokenizer.json, "the tokenizer")
     make_linear(document)

@@ -1,10 +1,10 @@
-"""Wall and CPU time of each phase of an export to q4, of a random bf16 checkpoint of a shape.
+"""Wall and CPU time of each phase of an export to q4, from a random bf16 checkpoint of a shape.
 
     python -m bench.calibrated_export FOLDER [--shape tinyllama-1.1b] [--plain] [--threads 2] [--result NAME]
 
-FOLDER gets the checkpoint (2.2 GB for 1.1B) unless an earlier run has left it there, the flat file, and the
-temporary files of calibration. The text is 8,192 random tokens: the time does not depend on them. "reference
-logits" includes writing the float model that calibration runs.
+FOLDER gets the checkpoint (2.2 GB for 1.1B; a later run reuses it), the flat file, and the temporary files of
+calibration. The text is 8,192 random tokens: the time does not depend on them. "reference logits" includes writing the
+float model on which calibration runs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TEXT_TOKENS = 8192
 
 
 def cpu_seconds() -> float:
-    """The process's CPU time, of all threads."""
+    """The process's CPU time, over all threads."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
@@ -53,7 +53,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--shape", default="tinyllama-1.1b", choices=SHAPES)
-    parser.add_argument("--plain", action="store_true", help="without calibration")
+    parser.add_argument("--plain", action="store_true", help="skip calibration")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--result", metavar="NAME")
     options = parser.parse_args()

@@ -2,9 +2,8 @@
 
     python -m bench.concurrent MODEL [--threads 2] [--prompt 1024] [--steps 40] [--result NAME]
 
-One session computes a long prompt while another decodes. Prints the steps' times, alone and beside the prefill (the
-median, the 90th percentile and the maximum), the number of steps beside it, and the prefill's speed, alone and beside
-the steps.
+One session computes a long prompt while another decodes. Prints the times of the steps (median, 90th percentile and
+maximum) and the speed of the prefill, each alone and beside the other, and the number of steps beside the prefill.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def quantiles(seconds: list[float]) -> dict[str, float]:
 
 
 def step_times(session: llamac.Session, steps: int, wanted: Callable[[], bool]) -> list[float]:
-    """Return the times of up to `steps` steps, while more are wanted."""
+    """Return the times of up to `steps` steps; end earlier if `wanted` says so."""
     session.truncate(0)
     times: list[float] = []
     while wanted() and len(times) < steps:
@@ -43,7 +42,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--prompt", type=int, default=1024)
-    parser.add_argument("--steps", type=int, default=40, help="steps alone")
+    parser.add_argument("--steps", type=int, default=40, help="number of steps measured alone")
     parser.add_argument("--result")
     options = parser.parse_args()
     prompt = [i * 7919 % 1000 for i in range(options.prompt)]

@@ -1,8 +1,8 @@
-"""The gains of an engine: decoding many sequences, a shared prefix, a second turn; as ratios within one run.
+"""What an engine gains by decoding many sequences, sharing a prefix and continuing a chat: ratios within one run.
 
     python -m bench.engine MODEL [--threads 2] [--sequences 1,8,32] [--rounds 3] [--result NAME]
 
-A round measures everything once, so that drift of the machine's speed affects all figures alike:
+A round measures everything once, so that drift in the machine's speed affects all figures alike:
 
 * decode: tokens per second while every sequence generates, from prompts of 16 tokens, greedy, without speculation;
 * prefill: tokens per second of a single prompt of `--prompt` tokens;
@@ -198,7 +198,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--sequences", default="1,8,32")
-    parser.add_argument("--tokens", type=int, default=32, help="that each sequence generates")
+    parser.add_argument("--tokens", type=int, default=32, help="tokens that each sequence generates")
     parser.add_argument("--prompt", type=int, default=256, help="tokens whose prefill is measured")
     parser.add_argument("--shared", type=int, default=1000, help="tokens of the shared prefix")
     parser.add_argument("--rounds", type=int, default=3)

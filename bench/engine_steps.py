@@ -1,4 +1,4 @@
-"""The overhead of an engine's steps besides the model's passes.
+"""The overhead of an engine's steps, beyond the model's passes.
 
     python -m bench.engine_steps MODEL [--threads 2] [--sequences 1,8,32] [--settings greedy,top-p] [--steps 60]
                                  [--result NAME]
@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--sequences", default="1,8,32")
-    parser.add_argument("--settings", default=",".join(SETTINGS), help=f"of {', '.join(SETTINGS)}; default: all")
+    parser.add_argument("--settings", default=",".join(SETTINGS), help=f"any of {', '.join(SETTINGS)} (default: all)")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--result")
     options = parser.parse_args()

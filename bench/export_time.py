@@ -2,9 +2,9 @@
 
     python -m bench.export_time FOLDER [--shape tinyllama-1.1b] [--only "GGUF Q4_K_S"] [--result NAME]
 
-FOLDER gets the sources (0.6 to 2.2 GB each) unless an earlier run has left them there, and each target in turn. Every
-export is a process of its own, `llamac export`, so that its CPU time includes starting Python, and the reference and
-engine logits that the file carries. CPU time, unlike wall time, means something beside other programs.
+FOLDER gets the sources (0.6 to 2.2 GB each; a later run reuses them), and one target at a time. Every export is a
+process of its own, `llamac export`. So its CPU time includes starting Python, and computing the reference and engine
+logits that the file carries. On a busy machine, CPU time is meaningful and wall time is not.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ def run(command: list[str]) -> tuple[float, float]:
 
 
 def prepare(source: str, shape: str, folder: Path) -> Path:
-    """The source's path; makes the source unless it is there."""
+    """The source's path. Makes the source if it is missing."""
     path = folder / f"{shape}-{source.replace(', ', '-').replace(' ', '-')}"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
         made = path.with_name(path.name + ".part")
-        # In another process, because this one's memory would count as that of the processes that it starts.
+        # In another process, because the processes that this one starts would be charged with its memory.
         run([sys.executable, "-m", "bench.make_model", str(made), "--shape", shape, *SOURCES[source]])
         made.rename(path)
     return path
 
 
 def measure(shape: str, folder: Path, only: list[str]) -> list[dict[str, Any]]:
-    """Export each source to each of its targets. `only`: the sources; empty for all."""
+    """Export each source to each of its targets. `only` selects sources; empty means all."""
     rows: list[dict[str, Any]] = []
     for source, target, options in EXPORTS:
         if only and source not in only:
@@ -82,7 +82,9 @@ def main() -> None:
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--shape", default="tinyllama-1.1b", choices=SHAPES)
-    parser.add_argument("--only", action="append", default=[], choices=SOURCES, metavar="SOURCE", help="repeatable")
+    parser.add_argument(
+        "--only", action="append", default=[], choices=SOURCES, metavar="SOURCE", help="only this source; repeatable"
+    )
     parser.add_argument("--result", metavar="NAME")
     options = parser.parse_args()
     rows = measure(options.shape, options.folder, options.only)

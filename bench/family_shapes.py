@@ -1,4 +1,4 @@
-"""Published models of families that a `Shape` cannot describe, as the keys and tensors of their GGUF files.
+"""Published models whose families a `Shape` cannot describe, as the keys and tensors of their GGUF files.
 
 Layers can be left out, so that the rest of a large model fits into memory.
 """
@@ -26,7 +26,7 @@ class FamilyShape:
     outside: tuple[Tensor, ...]
 
     def tensors(self, n_layers: int) -> Iterator[Tensor]:
-        """The tensors of a model with so many layers."""
+        """The tensors of a model with n_layers layers."""
         yield from self.outside
         for index in range(n_layers):
             for name, dims, kind in self.layer(index):
@@ -34,7 +34,7 @@ class FamilyShape:
 
 
 def _weights(*, kind: str | None = None, **shapes: tuple[int, ...]) -> Iterator[Tensor]:
-    """Weights by their names; vectors, and matrices of type "F32", have numbers of 32 bits."""
+    """Weights by name. Vectors are always F32; `kind` is the type of the matrices."""
     for name, dims in shapes.items():
         yield f"{name}.weight", dims, kind if len(dims) > 1 else "F32"
 

@@ -11,7 +11,7 @@ The divergence is measured on the first tokens of export/classics.txt, and both 
 For the built-in model `stories`, the two texts are stories of two series of the generator that training did not use.
 ggml's quantizer gets the mean squares of each matrix's inputs, which is what importance matrices contain, and llamac's
 gets their second moments. The packages llama-cpp-python and libggml-python contain ggml's library; the package gguf
-reads what it writes.
+reads what that library writes.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Matrices:
         self._made: dict[tuple[str, str, bool], tuple[Stored, int]] = {}
 
     def made(self, name: str, kind: str, calibrated: bool = True) -> tuple[Stored, int]:
-        """A matrix quantized to a type: what the engine computes with, and its bytes in a file."""
+        """A quantized matrix: what the engine computes with, and its size in a file in bytes."""
         key = name, kind, calibrated
         if key not in self._made:
             rows = np.ascontiguousarray(self._checkpoint.tensors[name].array())
@@ -144,7 +144,7 @@ def like_iq2_m(names: list[str], narrow: str, wide: str) -> dict[str, str]:
 
 
 def narrowed(matrices: Matrices, wide: str, narrow: str, budget: int) -> dict[str, str]:
-    """One type with as few matrices of a narrower one, from the middle outwards, as a budget of bytes demands."""
+    """One type, except that the middle matrices get a narrower one: as few as the budget of bytes demands."""
     names = matrices.names
     kinds = dict.fromkeys(names, wide)
     middle = (len(names) - 1) / 2
@@ -218,7 +218,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("model", type=Path, help="a GGUF file")
-    parser.add_argument("--tokens", type=int, default=1024, help="of the text that is measured (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=1024, help="tokens of the measured text (default: %(default)s)")
     parser.add_argument("--ggml", type=Path, metavar="LIBRARY", help="libggml-base.so")
     parser.add_argument("--result", metavar="NAME")
     options = parser.parse_args()

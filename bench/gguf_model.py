@@ -1,4 +1,4 @@
-"""What a real GGUF model loses: KL divergence, perplexity and greedy tokens, of imports and of llama.cpp.
+"""What a real GGUF model loses in imports and in llama.cpp: KL divergence, perplexity and greedy tokens.
 
     python -m bench.gguf_model MODEL.gguf OUT.json [--llama-cpp LIBRARY] [--plot docs/quantization.png]
 
@@ -79,7 +79,7 @@ def log_probabilities(logits: Floats) -> Doubles:
 
 
 def differences(reference: Floats, candidate: Floats) -> tuple[float, float]:
-    """How far logits are from the reference's, relative to the spread of the reference's at each position.
+    """How far logits are from the reference's, relative to the spread of the reference's logits at each position.
 
     Args:
         reference: Logits, (positions, vocabulary).
@@ -138,7 +138,7 @@ class Reference:
     Args:
         source: The GGUF file.
         folder: Where to write its weights as a Hugging Face directory.
-        threads: How many threads compute.
+        threads: Number of threads.
     """
 
     def __init__(self, source: Path, folder: Path, threads: int) -> None:
@@ -239,13 +239,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("model", type=Path, help="a GGUF file")
-    parser.add_argument("out", type=Path, help="JSON with the figures")
+    parser.add_argument("out", type=Path, help="JSON file for the figures")
     parser.add_argument(
         "--files", default=";".join(FILES), help="which imports, separated by semicolons (default: all)"
     )
     parser.add_argument("--llama-cpp", type=Path, metavar="LIBRARY", help="a library that exports llama.h")
-    parser.add_argument("--threads", type=int, default=2, help="(default: %(default)s)")
-    parser.add_argument("--plot", type=Path, help="PNG")
+    parser.add_argument("--threads", type=int, default=2, help="number of threads (default: %(default)s)")
+    parser.add_argument("--plot", type=Path, help="PNG file for the plot")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         found = measure(options.model, Path(folder), options.files.split(";"), options.llama_cpp, options.threads)

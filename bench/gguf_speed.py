@@ -4,13 +4,14 @@
                                [--shape tinyllama-1.1b] [--layers N] [--dtype q4] [--threads 1,2] [--prompt 256]
                                [--decode 32] [--rounds 5] [--folder FOLDER] [--result NAME]
 
-For each type, a file with random weights whose matrices all have that type is created in the folder (by default a
-temporary one), measured, and removed. llamac imports it with the file's own numbers; --dtype converts it to one of
-llamac's formats instead. A library exports llama.h
-(bench.llama_library); with folders of headers it is ik_llama.cpp, which then repacks the matrices when it loads them.
-The engines run alternately: A B C A B C. A ratio is llamac's speed over the peer's, the median over rounds. On a busy
-machine, --clock cpu compares the least CPU time of all rounds instead, with one thread.
-LLAMAC_ISA selects llamac's kernels, for comparisons with builds for the same instruction set.
+For each type, the benchmark creates a file with random weights, whose matrices all have that type, measures it, and
+removes it. The files are in the folder (by default a temporary one). llamac imports a file with its own numbers;
+--dtype converts it to one of llamac's formats instead. A library exports llama.h (bench.llama_library). With folders of
+headers, it is ik_llama.cpp, which then repacks the matrices when it loads them.
+
+The engines alternate: A B C A B C. A ratio is llamac's speed over the peer's, as the median over rounds. On a busy
+machine, --clock cpu compares the least CPU time of all rounds instead, with one thread. LLAMAC_ISA selects llamac's
+kernels, for comparisons with builds for the same instruction set.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def show(results: list[dict[str, Any]], ratio: str) -> None:
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The options of the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -89,7 +90,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--shape", choices=SHAPES | FAMILY_SHAPES, default="tinyllama-1.1b", help="default: %(default)s"
     )
     parser.add_argument("--layers", type=int, metavar="N", help="number of layers (default: the shape's)")
-    parser.add_argument("--dtype", metavar="DTYPE", help="convert llamac's model to q4, for instance")
+    parser.add_argument("--dtype", metavar="DTYPE", help="convert llamac's model to this format, such as q4")
     parser.add_argument("--folder", type=Path, help="keep files here while they are measured")
     parser.add_argument("--threads", type=numbers, default="1,2", help="thread counts (default: %(default)s)")
     parser.add_argument("--prompt", type=numbers, default="256", help="prompt lengths (default: %(default)s)")

@@ -1,10 +1,10 @@
-"""Time from process start to the first token of GGUF files, beside copying the file.
+"""Time from process start to the first token of GGUF files, compared with copying the file.
 
     python -m bench.gguf_start MODEL.gguf... [--rounds 5] [--out OUT.json]
 
-Whole processes are timed, in turn: a copy of the file, the first start (the file is converted into an empty cache), the
-second start (the conversion is mapped), and a start with --no-cache (converted in memory). The source is in the page
-cache, and nothing waits for the disk. The goal of the first start is twice the copy's time plus 0.5 s.
+Each round times whole processes: a copy of the file, the first start (which converts the file into an empty cache), the
+second start (which maps the conversion), and a start with --no-cache (which converts in memory). The source is in the
+page cache, and nothing waits for the disk. The goal of the first start is twice the copy's time plus 0.5 s.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 from bench.stamp import stamp
 
 PROMPT = "Once upon a time"
-MARGIN_S = 0.5  # how much longer than two copies the first start may take
+MARGIN_S = 0.5  # seconds that the first start may take beyond two copies
 
 
 def seconds(step: Callable[[], object]) -> float:
@@ -72,7 +72,7 @@ def main() -> None:
     )
     parser.add_argument("models", type=Path, nargs="+", help="GGUF files")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each kind (default: %(default)s)")
-    parser.add_argument("--out", type=Path, help="JSON with the figures")
+    parser.add_argument("--out", type=Path, help="JSON file for the figures")
     options = parser.parse_args()
     rows = []
     for model in options.models:

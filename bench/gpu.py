@@ -1,18 +1,18 @@
-"""Check and measure models on a GPU: the same bits as on the CPU, faults, leaks, and the share of its bandwidth.
+"""Check and measure models on a GPU: the bits of the CPU, faults, leaks, and the share of the GPU's bandwidth.
 
     python -m bench.gpu [--device cuda:0] [--shapes llama-3.2-1b,llama-3-8b] [--dtypes q8,q4,bf16] [--batches 1,8,32]
                         [--decode 64] [--prompt 2048] [--folder FOLDER] [--result NAME]
     python -m bench.gpu [--device emulator] --faults --cycles 1000
 
-First it checks the probes of the built-in models, and runs the tests of SESSIONS on this device. It lets calls of each
-function of CUDA fail (tests/gpu/test_faults.py). It loads and closes a model 1000 times and compares the memory of the
-device and of this process before and after. The second form runs these two parts alone, also on the emulator, which
-takes minutes.
+First it checks the probes of the built-in models, and runs the tests of SESSIONS on this device. It makes calls of each
+function of CUDA fail (tests/gpu/test_faults.py). It loads and closes a model 1000 times, and compares the memory of the
+device and of this process before and after. The second form runs only these two parts; it also works on the emulator,
+where it takes minutes.
 
-Then it measures models with random weights: the tokens per second of decode steps with each number of sequences, as a
-caller of `Session.eval_rows` sees them, who gets all logits, of the captured graph alone, and of an engine that draws
-on the device; and of a prompt. `share` is the weights' bytes
-per second over the bandwidth of a copy on this device, bytes read and written.
+Then it measures models with random weights: the tokens per second of a prompt, and of decode steps with each number of
+sequences. Decode steps are measured three times: for a caller of `Session.eval_rows`, which returns all logits; for the
+captured graph alone; and for an engine that draws on the device. `share` is the weights' bytes per second over the
+bandwidth of a copy on this device, bytes read and written.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def measure(path: Path, device: str, options: argparse.Namespace, bandwidth: flo
 
 
 def decode(model: llamac.Model, session: llamac.Session, batch: int, steps: int, bandwidth: float) -> dict[str, Any]:
-    """Decode steps of `batch` sequences, after a token each."""
+    """Decode steps of `batch` sequences, each after one token."""
     assert model._device is not None
     times = []
     for step in range(WARM_STEPS + steps):
@@ -161,8 +161,8 @@ def main() -> None:
     parser.add_argument("--shapes", type=names, default=["llama-3.2-1b", "llama-3-8b"])
     parser.add_argument("--dtypes", type=names, default=["q8", "q4", "bf16"])
     parser.add_argument("--batches", type=numbers, default=[1, 8, 32])
-    parser.add_argument("--faults", action="store_true", help="let calls of CUDA fail, and no other part")
-    parser.add_argument("--cycles", type=int, metavar="N", help="load and close N times, and no other part")
+    parser.add_argument("--faults", action="store_true", help="only make calls of CUDA fail")
+    parser.add_argument("--cycles", type=int, metavar="N", help="only load and close N times")
     parser.add_argument("--decode", type=int, default=64, help="decode steps")
     parser.add_argument("--prompt", type=int, default=2048, help="tokens of the prompt")
     parser.add_argument("--no-checks", action="store_true")

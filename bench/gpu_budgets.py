@@ -1,4 +1,4 @@
-"""Budgets of the GPU kernels on paper: a decode step of an 8B model, and what each kernel needs of a multiprocessor.
+"""Paper budgets of the GPU kernels: a decode step of an 8B model, and what each kernel needs of a multiprocessor.
 
 python -m bench.gpu_budgets    writes bench/GPU_BUDGETS.md
 
@@ -31,30 +31,30 @@ LAYER: tuple[Shape, ...] = (
     ((4096,), 14336),
 )
 HEAD: Shape = ((128256,), COLUMNS)
-POSITIONS = 1024  # that the step's row sees
-# Instructions of a warp for a block of 128 columns of a strip, and those of the integer unit: 16 lanes of a quarter of
-# a multiprocessor, so each takes two cycles. Counted for compute capability 9.0.
+POSITIONS = 1024  # to which the step's row attends
+# Instructions of a warp for a block of 128 columns of a strip, and those of the integer unit, which has 16 lanes per
+# quarter of a multiprocessor, so that each takes two cycles. Counted for compute capability 9.0.
 INSTRUCTIONS = {"q8": (152, 66), "q4": (142, 66)}
-# The same of the kernels that MEASURED is of, which it has to be compared with.
+# The same for the earlier kernels that MEASURED refers to.
 MEASURED_INSTRUCTIONS = {"q8": (167, 77), "q4": (173, 102)}
 # Microseconds of one row for LAYER's products on an H200: "Products of one row, on an H200".
 MEASURED = {"q8": (9.6, 8.2, 31.3, 17.2), "q4": (8.7, 6.5, 23.2, 15.5), "bf16": (20.1, 14.8, 63.2, 41.7)}
 MEASURED_HEAD = {"q8": 127.0, "q4": 88.2, "bf16": 248.7}  # the same for HEAD
 MEASURED_TOKENS = {"q8": 316, "q4": 364, "bf16": 183}  # per second, of the captured graph of the whole model there
-VISIBLE = 0.25  # the part of the time of instructions that reading does not hide: of q4 and 128256 x 4096 there
-CHAIN_CYCLES = 4.5  # of a fused multiply-add of a chain whose operands come from shared memory
+VISIBLE = 0.25  # the share of instruction time that reading does not hide: from q4 and 128256 x 4096 there
+CHAIN_CYCLES = 4.5  # per fused multiply-add of a chain whose operands come from shared memory
 GOALS = {"q8": 75, "bf16": 75, "q4": 65}
 
 
 class Product(NamedTuple):
-    """A launch of a product of one row: what it reads, and how long instructions or a chain take at least."""
+    """A launch of a product of one row: what it reads, and the least time of its instructions or its chain."""
 
     kernel: str
     blocks: int
     threads: int
     shared: int
     bytes: int
-    cycles: float  # of the slowest unit of a quarter of a multiprocessor, or of a chain
+    cycles: float  # of the busiest unit of a quarter of a multiprocessor, or of a chain
 
 
 def product(card: Card, dtype: str, rows: Iterable[int], columns: int, counted: dict[str, tuple[int, int]]) -> Product:
@@ -72,24 +72,24 @@ def product(card: Card, dtype: str, rows: Iterable[int], columns: int, counted: 
 
 
 def microseconds(card: Card, dtype: str, each: Product) -> float:
-    """Without the beginning and the end: reading hides most instructions, and a chain hides reading."""
+    """The time without the beginning and the end: reading hides most instructions, and a chain hides reading."""
     reading, computing = each.bytes / card.copy * 1e6, each.cycles / card.clock * 1e6
     return max(reading, computing) if dtype == "bf16" else reading + VISIBLE * computing
 
 
 def ends(dtype: str) -> float:
-    """What a product's beginning and end take on average: the rest of what was measured."""
+    """The average time of a product's beginning and end: the remainder of the measured times."""
     found = [product(H200, dtype, *shape, MEASURED_INSTRUCTIONS) for shape in LAYER]
     return (sum(MEASURED[dtype]) - sum(microseconds(H200, dtype, each) for each in found)) / len(found)
 
 
 def lateness(card: Card, dtype: str) -> float:
-    """What a product takes longer on a card on which it cannot start early. Those of floats never do (EARLY)."""
+    """The delay of a product on a card on which it cannot start early. Products of floats never do (EARLY)."""
     return 0 if card.starts_early or dtype == "bf16" else small.LATE
 
 
 def rest(dtype: str) -> float:
-    """What the other kernels of a layer took: the rest of a step, which drew no token."""
+    """The time of a layer's other kernels: the remainder of a measured step, which drew no token."""
     once = MEASURED_HEAD[dtype] + small.once(H200, dtype, small.MEASURED_POSITIONS, draws=False)
     return (1e6 / MEASURED_TOKENS[dtype] - once) / small.N_LAYERS - sum(MEASURED[dtype])
 
@@ -154,7 +154,7 @@ def steps(card: Card) -> str:
 
 
 def predictions() -> str:
-    """What the small kernels of a layer took on an H200, and what is predicted."""
+    """The times of a layer's small kernels on an H200, predicted and measured."""
     found = {
         each.name: (each.microseconds(H200), each.times // small.N_LAYERS)
         for each in small.kernels(H200, "q8", small.MEASURED_POSITIONS)
@@ -194,31 +194,31 @@ has been measured.
 
 ## A decode step of Llama 3 8B, one sequence
 
-*Products.* A product of one row takes the time of reading its weights at the rate of a copy; the part of the time of
-its instructions that reading does not hide, {VISIBLE}; and its ends. In bf16, it takes its ends and the longer of
-reading and a chain of one multiply-add per column, {CHAIN_CYCLES} cycles each. Instructions take the longer of the
-issue of all and the time of the integer unit. The ends are what remains of the times
+*Products.* The time of a product of one row has three parts: reading its weights at the rate of a copy, the share of
+its instruction time that reading does not hide ({VISIBLE}), and its ends. In bf16, it has two: the ends, and the longer
+of reading and a chain of one multiply-add per column, {CHAIN_CYCLES} cycles each. Instructions take as long as issuing
+all of them, or as the integer unit if that is longer. The ends are the remainder of the times
 [measured](LOG.md#products-of-one-row-on-an-h200) on an H200 with earlier kernels:
 {of_ends}. On a card without programmatic dependent launches, a quantized
 product takes {small.LATE} us more.
 
 *Other kernels.* Their data fit into the L2 cache. A kernel begins {small.START} us after the previous kernel ends, and
-{small.LATE} us later if it cannot start early. Then it waits {small.LOAD} us for each load whose address another load
-brings, {small.BARRIER} us at each barrier, and for the longest of a thread's chain of operations, the issue of all
-instructions and the operations on doubles. Attention also reads keys and values at the rate of a copy, in f16. "Cycles"
-are those of the chain. "Times" is the number of launches per step.
+{small.LATE} us later if it cannot start early. Then it waits {small.LOAD} us for each load whose address comes from
+another load, and {small.BARRIER} us at each barrier. To this it adds the longest of three times: a thread's chain of
+operations, the issue of all instructions, and the operations on doubles. Attention also reads keys and values at the
+rate of a copy, in f16. "Cycles" are those of the chain. "Times" is the number of launches per step.
 
 On the H200, in q8 and over {small.MEASURED_POSITIONS} positions:
 
 {predictions()}
-The time of the beginning was fitted to `heads_f16`, so that row is no test. Why an activation takes longer than
-predicted is not known. All other kernels of a layer take, predicted and as the rest of a measured step:
+The time of the beginning was fitted to `heads_f16`, so that row tests nothing. Why an activation takes longer than
+predicted is unknown. All kernels of a layer except products take, predicted and as the remainder of a measured step:
 {rests}.
 The kernels above, each measured in a profile, take {profiled:.1f} us: the two measurements differ.
 
 With earlier kernels, an H100 reached 259 tokens/s in q8, 319 in q4 and 132 in bf16, over few positions
-([LOG.md](LOG.md#kernels-that-overlap-on-an-h100)). The table below expects too little of q8 and too much of bf16.
-"GB read" and the share have the weights, without the embeddings, and the keys and values.
+([LOG.md](LOG.md#kernels-that-overlap-on-an-h100)). The table below underestimates q8 and overestimates bf16. "GB read"
+and the share count the weights, without the embeddings, and the keys and values.
 
 ### H100, a copy of {H100.copy / 1e9:,.0f} GB/s
 
@@ -237,9 +237,9 @@ per cycle, so draws take long:
 {small_kernels(RTX_4090, needs)}
 ## What each kernel needs
 
-Registers of a thread, `+` bytes that it spills, and the warps of a multiprocessor that they allow: at most
-{H100.warps} and {RTX_4090.warps}. Shared memory, which depends on the launch, can allow fewer. The comment above each
-kernel says what limits its speed.
+The table has the registers of a thread, after `+` the bytes that it spills, and the warps that these registers allow
+on a multiprocessor: at most {H100.warps} and {RTX_4090.warps}. Shared memory, which depends on the launch, can allow
+fewer. The comment above each kernel says what limits its speed.
 
 {all_kernels(needs)}"""
 

@@ -1,4 +1,4 @@
-"""The cards that budgets are for, launches without a device, and how many warps a multiprocessor holds.
+"""The cards of the budgets, launches without a device, and the number of warps that a multiprocessor holds.
 
 Registers come from tests/gpu/registers.txt.
 """
@@ -20,12 +20,12 @@ class Card(NamedTuple):
 
     Attributes:
         capability: The column of registers.txt.
-        multiprocessors: Their number.
-        warps: That a multiprocessor holds at most.
-        shared: The bytes of its shared memory, of which each block of threads has 1 KB for itself.
+        multiprocessors: Number of multiprocessors.
+        warps: The most warps that a multiprocessor holds.
+        shared: Bytes of shared memory of a multiprocessor. Each block of threads reserves 1 KB of it.
         doubles: Operations on doubles that a multiprocessor begins in a cycle.
-        clock: In Hz, while it computes.
-        copy: The bytes per second that a copy reads and writes.
+        clock: Frequency under load in Hz.
+        copy: Bytes per second that a copy reads and writes.
         starts_early: Whether it has programmatic dependent launches.
     """
 
@@ -82,7 +82,7 @@ class Recorder:
 
 
 def registers() -> Needs:
-    """What the table says."""
+    """Read the table."""
     _, _, header, *rows = REGISTERS.read_text("utf-8").splitlines()
     names, found = header.split()[1:], {}
     for kernel, *cells in (row.split() for row in rows):
@@ -93,7 +93,7 @@ def registers() -> Needs:
 
 
 def warps_held(card: Card, needs: int, threads: int = 32, shared: int = 0) -> int:
-    """The warps of blocks of this size that a multiprocessor holds, if threads need so many registers."""
+    """The warps that a multiprocessor holds, with blocks of this size and threads that need this many registers."""
     of_warp = ceil_div(32 * needs, 256) * 256
     warps, of_block = min(card.warps, 4 * ((64 << 10) // 4 // of_warp)), threads // 32
     blocks = warps // of_block

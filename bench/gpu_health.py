@@ -1,4 +1,4 @@
-"""The parts of bench/gpu.py about operation: calls of CUDA fail, and nothing leaks in many cycles."""
+"""The parts of bench/gpu.py about reliability: calls of CUDA that fail, and leaks over many cycles."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from bench.stamp import ROOT
 from llamac.gpu.device_names import open_driver
 
 IDS = [1, 2, 3]
-FAULTS = 4  # calls of each function of CUDA that fail, at most: a load for each takes about a second on a GPU
-# Most bytes that may be lost: less than one allocation of a device in each cycle, which is 256 bytes. Caches of Python
+FAULTS = 4  # the most calls of each function of CUDA that fail: each takes a load, about a second on a GPU
+# The most bytes that may leak: less than one allocation on a device, 256 bytes, per cycle. Caches of Python
 # and of the system's libraries grow in steps.
 BYTES_PER_CYCLE = {"device": 128, "host": 1024}
 SLACK = {"device": 0, "host": 1 << 20}
 
 
 class Leaks(NamedTuple):
-    """Bytes that cycles of loading, computing and closing have left, of the device's memory and of this process."""
+    """Bytes that cycles of loading, computing and closing have leaked, on the device and in this process."""
 
     cycles: int
     device: int
@@ -44,13 +44,13 @@ def run_tests(device: str, *arguments: str) -> None:
 
 
 def check_faults(device: str) -> None:
-    """Let calls of CUDA fail. Raises SystemExit if that leaves anything, or is another error than llamac's."""
+    """Make calls of CUDA fail. Raises SystemExit if anything is left, or if the error is not one of llamac's."""
     run_tests(device, "tests/gpu/test_faults.py", "--faults", str(FAULTS))
     print(f"{FAULTS} calls of each function of CUDA have failed: the errors were llamac's, and nothing was left")
 
 
 def check_leaks(device: str, cycles: int) -> Leaks:
-    """Load, compute and close many times. Raises SystemExit if that takes more and more memory."""
+    """Load, compute and close many times. Raises SystemExit if memory keeps growing."""
     driver = open_driver(device)
     before = [0, 0]
     for i in range(-(cycles // 10) - 1, cycles):  # the first ones fill caches

@@ -2,9 +2,9 @@
 
     python -m bench.gpu_products [--dtypes q4_k,q8,bf16] [--shape 4096x4096] [--m 1,8,64,512] [--fast] [--result NAME]
 
-Matrices of random bytes that together are larger than the GPU's caches take turns in a captured graph, so that neither
-caches nor launches count. The best of five replays counts. GB/s: bytes of weights. TOPS: two operations per weight and
-row.
+A captured graph cycles through matrices of random bytes that together exceed the GPU's caches, so neither caches nor
+launches affect the figures. The best of five replays counts. GB/s: bytes of weights. TOPS: two operations per weight
+and row.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def measure(driver: Driver, product: Product, cache_bytes: int = CACHE_BYTES) ->
 
 
 def table(driver: Driver, products: Sequence[Product], cache_bytes: int = CACHE_BYTES) -> list[dict[str, Any]]:
-    """Measures products and prints a line for each."""
+    """Measure products, and print a line for each."""
     print(f"{driver.properties.name}\n{'dtype':8} {'shape':>12} {'m':>5}       {'us':>8} {'GB/s':>7} {'TOPS':>7}")
     results = []
     for product in products:
@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--shape", default="4096x4096", help="rows x columns of the matrix")
     parser.add_argument("--m", default="1,8,64,512", help="rows of the inputs")
     parser.add_argument("--fast", action="store_true", help="fast numerics where they differ")
-    parser.add_argument("--result", help="name of a file in bench/results")
+    parser.add_argument("--result", help="write bench/results/DATE-NAME.json")
     arguments = parser.parse_args()
     rows, columns = map(int, arguments.shape.split("x"))
     products = [

@@ -1,8 +1,8 @@
-"""Budgets of the kernels of a decode step that are not products: of Llama 3 8B, one sequence, a KV cache in f16.
+"""Budgets of all kernels of a decode step but products: Llama 3 8B, one sequence, a KV cache in f16.
 
-Their data fit into the L2 cache, so what counts is how long a thread waits: for the kernel before, for loads whose
-addresses other loads bring, at barriers, and for chains of operations. Waits were counted in the sources, instructions
-in machine code for compute capability 9.0, along the path of one sequence.
+Their data fit into the L2 cache, so what counts is how long a thread waits: for the previous kernel, for loads whose
+addresses come from other loads, at barriers, and for chains of operations. Waits were counted in the sources, and
+instructions in machine code for compute capability 9.0, along the path of one sequence.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 WIDTH, HIDDEN, VOCABULARY, N_LAYERS = 4096, 14336, 128256, 32
 HEADS = HeadShape(32, 8, 128, 128)
-# Microseconds. LOAD: from the L2 cache, as the comment above norm_rows says. BARRIER is assumed. START: from the end of
-# the kernel before to the first load: what `heads` took of MEASURED beyond its loads and instructions. LATE: what a
-# kernel takes longer that cannot start early: 84 us of 8 layers with 8 such kernels each, on an H100 ("Kernels that
-# overlap, on an H100").
+# Microseconds. LOAD: from the L2 cache, as the comment above norm_rows says. BARRIER: assumed. START: from the end of
+# the previous kernel to the first load, fitted to `heads` in MEASURED, whose loads and instructions are known. LATE:
+# the delay of a kernel that cannot start early, from 84 us for 8 layers with 8 such kernels each on an H100 ("Kernels
+# that overlap, on an H100").
 LOAD, BARRIER, START, LATE = 0.4, 0.1, 1.9, 1.3
 # Microseconds on an H200, in q8, over 20 positions: "Products of one row, on an H200".
 MEASURED_POSITIONS = 20
@@ -50,11 +50,11 @@ class Counted(NamedTuple):
     """What a launch does.
 
     Attributes:
-        bytes: That it reads and writes.
-        instructions: Of a warp.
-        loads: That wait for each other.
-        barriers: Of a block of threads.
-        cycles: Of the longest chain of a thread.
+        bytes: Bytes that it reads and writes.
+        instructions: Instructions of a warp.
+        loads: Loads that wait for each other.
+        barriers: Barriers of a block of threads.
+        cycles: Cycles of the longest chain of a thread.
         doubles: Operations on doubles of a thread.
         is_streaming: Whether the bytes come from the memory, not from the L2 cache.
     """
@@ -69,7 +69,7 @@ class Counted(NamedTuple):
 
 
 class Small(NamedTuple):
-    """A launch of a step, and how often it runs there."""
+    """A launch of a step, and how often the step runs it."""
 
     launch: Launch
     counted: Counted
@@ -80,7 +80,7 @@ class Small(NamedTuple):
         return self.launch.kernel
 
     def microseconds(self, card: Card) -> float:
-        """From the end of the kernel before to its own."""
+        """The time from the end of the previous kernel to the end of this one."""
         counted, launch = self.counted, self.launch
         is_late = not card.starts_early or not EARLY.fullmatch(launch.kernel)
         blocks = ceil_div(launch.blocks, card.multiprocessors)  # of the busiest multiprocessor
@@ -92,7 +92,7 @@ class Small(NamedTuple):
 
 
 class Step:
-    """Launches the kernels of a step whose row sees so many positions, each once, and notes what they do."""
+    """Launches each kernel of a step over this many positions once, and records what it does."""
 
     def __init__(self, card: Card, dtype: str, positions: int) -> None:
         self._recorder = Recorder(card)
@@ -199,6 +199,6 @@ def of_a_layer(card: Card, dtype: str, positions: int) -> float:
 
 
 def once(card: Card, dtype: str, positions: int, *, draws: bool = True) -> float:
-    """Microseconds of those that run once in a step. draws: also those that draw its token."""
+    """Microseconds of the kernels that run once per step. `draws` adds those that draw its token."""
     found = [each for each in kernels(card, dtype, positions) if each.times == 1]
     return sum(each.microseconds(card) for each in found if draws or not each.name.startswith("draw_"))

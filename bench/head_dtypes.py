@@ -5,7 +5,7 @@
 The reference is the float model that the GGUF file describes. All other matrices are q4, or what the row says: q4s
 shows what a byte is worth there, f32 what the head alone costs. The exporter has no quantizer for GGUF's types: "like
 q6_k" and so on are heads that NumPy rounds to what the type can represent, with a least-squares search for each scale,
-stored as f32. Both models' heads are their embeddings, too. The text is export/classics.txt in windows of 512
+stored as f32. In both models, the head is also the embedding. The text is export/classics.txt in windows of 512
 tokens; the KV caches are f32.
 """
 
@@ -99,7 +99,7 @@ def _rounded(scales: Floats, per_super: int, last: int) -> Floats:
     return found
 
 
-# Each row: label, dtype of the other matrices, dtype of the head, how NumPy rounds it, bits per weight of the head.
+# Each row: label, dtype of the other matrices, dtype of the head, how NumPy rounds the head, its bits per weight.
 VARIANTS: list[tuple[str, str, str, Callable[[Floats], Floats] | None, float]] = [
     ("f32", "q4", "f32", None, 32),
     ("q8", "q4", "q8", None, 8.25),
@@ -143,7 +143,7 @@ def with_head(source: Path, out: Path, dtype: str, head: str, rounding: Callable
 
 
 def measure(source: Path, folder: Path, limit: int, only: list[str] | None) -> dict[str, Any]:
-    """All rows of one model, or those with the labels `only`."""
+    """All rows of one model, or only those with these labels."""
     llamac.export.export(source, folder / "f32.bin", dtype="f32", probe_source=None)
     found = []
     with llamac.load(folder / "f32.bin", kv_dtype="f32", threads=2) as reference:
@@ -172,7 +172,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("model", type=Path, help="a GGUF file with tied embeddings")
-    parser.add_argument("--windows", type=int, default=4, help="how many windows of text (default: %(default)s)")
+    parser.add_argument("--windows", type=int, default=4, help="number of windows of text (default: %(default)s)")
     parser.add_argument("--only", action="append", metavar="LABEL", help="only this row of the table; repeatable")
     parser.add_argument("--result", metavar="NAME")
     options = parser.parse_args()

@@ -1,11 +1,12 @@
-"""CPU time that HTTP takes for each token of a stream, with a model whose steps are tiny.
+"""CPU time of HTTP for each token of a stream, with a model whose steps are tiny.
 
     python -m bench.http_cost [--clients 1,8,32] [--tokens 400] [--rounds 5] [--result NAME]
 
-A process serves `stories` on one thread; clients in this process read streams to their end. For each token it reports
-microseconds of CPU time: of the event loop and its helpers; of the engine's thread; and of the engine's thread when the
-same requests come without HTTP, from a process of their own. HTTP's cost is the first, plus the second less the third.
-CPU time depends on what else the machine does, so the rounds alternate, and the medians and the smallest are reported.
+A process serves `stories` on one thread; clients in this process read streams to their end. The benchmark reports CPU
+time in microseconds per token: of the event loop and its helpers; of the engine's thread; and of the engine's thread
+when a process of its own runs the same requests without HTTP. The cost of HTTP is the first, plus the second, minus the
+third. CPU time depends on what else the machine does, so the rounds alternate, and the benchmark reports medians and
+minimums.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def thread_times() -> dict[str, float]:
 
 
 def child(clients: int, tokens: int) -> None:
-    """Serve, and print the times of the threads whenever a line comes; or, without HTTP, compute and print them."""
+    """Serve, and print the times of the threads for each line of input; or compute without HTTP, and print them."""
     import llamac
     from llamac.server.models import Models
     from llamac.server.service import Service

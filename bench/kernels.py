@@ -6,8 +6,8 @@ Compiles kernel_speed.c with the core's flags and runs it on one thread. Results
 
 error      root mean square of the difference from float64, relative to the expected values. It includes the rounding of
            inputs: to int8 for q4 and q4s, to int16 for q8, to f16 in the KV cache.
-GB/s       of weights, of cache pages, or of what a function reads and writes. Products and attention rotate through a
-           pool of --megabytes; matrices of up to 1 MB stay in the CPU cache.
+GB/s       of weights, of cache pages, or of the data that a function reads and writes. Products and attention rotate
+           through a pool of --megabytes; matrices of up to 1 MB stay in the CPU cache.
 MAC/cycle  multiply-adds per clock cycle. The clock is measured after each case with a chain of dependent additions.
 """
 
@@ -70,7 +70,7 @@ def main() -> None:
     )
     parser.add_argument("--isa", default="all", help="instruction set (default: all that this machine supports)")
     parser.add_argument("--kernel", default="all", choices=("all", *KERNELS), help="kernel (default: all)")
-    parser.add_argument("--case", default="all", help="only cases containing this, e.g. 'q4 2048' (default: all)")
+    parser.add_argument("--case", default="all", help="only cases that contain this, such as 'q4 2048' (default: all)")
     parser.add_argument("--milliseconds", type=float, default=2, help="length of a sample (default: %(default)s)")
     parser.add_argument("--megabytes", type=int, default=256, help="size of the weight pool (default: %(default)s)")
     parser.add_argument("--cc", default="cc", help="compiler (default: %(default)s)")

@@ -1,7 +1,7 @@
 """Compares the number formats of the KV cache on a text: python -m bench.kv_quality MODEL TEXT [--result NAME].
 
 For each format: the bytes per position, the Kullback-Leibler divergence of the next token's probabilities from those
-with a cache in f32, how often the best candidate is the same, and the perplexity. The text's first tokens are used.
+with a cache in f32, how often the best candidate is the same, and the perplexity. Only the text's first tokens count.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TOKENS = 768
 
 
 def log_probabilities(logits: Any) -> Any:
-    """The logarithms of softmax, in float64."""
+    """The log-softmax, in float64."""
     shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 

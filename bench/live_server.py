@@ -1,10 +1,10 @@
-"""`llamac serve`, which says how much memory it has in use whenever a line arrives on its standard input.
+"""`llamac serve`, which also reports its memory in use for each line on its standard input.
 
     PYTHONMALLOC=malloc python -m bench.live_server serve MODEL [OPTION]...
 
-The server answers each line with a number of bytes: what glibc's allocator has handed out and not got back. Unlike the
-resident memory, this number does not depend on fragmentation. PYTHONMALLOC=malloc sends Python's small objects, which
-otherwise have an allocator of their own, to glibc's.
+The server answers each line with the number of bytes that glibc's allocator has handed out and not taken back. Unlike
+resident memory, this number does not depend on fragmentation. PYTHONMALLOC=malloc makes Python allocate its small
+objects with glibc too, instead of its own allocator.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class MemoryInfo(ctypes.Structure):
 
 
 def live_bytes() -> int:
-    """Bytes that the allocator has handed out, in its heaps and in mappings of their own."""
+    """Bytes that the allocator has handed out, in its heaps and as separate mappings."""
     read = ctypes.CDLL(None).mallinfo2
     read.restype = MemoryInfo
     gc.collect()

@@ -1,9 +1,9 @@
 """llama.cpp, or ik_llama.cpp, through the C functions of a shared library: speed, and logits of whole texts.
 
 The library is libllama.so, or any other one that exports llama.h, such as the extension module of the package
-xllamacpp. Parameters are structs whose layout differs between versions. They are passed as opaque bytes. With the
-folders of the library's headers, a C program prints where the fields are; without them, the few fields that are set
-here are found by their default values.
+xllamacpp. Parameters are structs whose layout differs between versions, so this module passes them as opaque bytes.
+With the folders of the library's headers, a C program prints the offsets of the fields. Without them, the module finds
+the few fields that it sets by their default values.
 """
 
 from __future__ import annotations

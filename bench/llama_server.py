@@ -2,9 +2,9 @@
 
     python bench/llama_server.py MODEL.gguf THREADS SEQUENCES CONTEXT < REQUESTS
 
-REQUESTS is a JSON list of objects: `arrival` in seconds, `prompt` as token ids, `answer`, the number of new tokens.
-Prints "ready" and, at the end, a JSON object: the seconds of the whole, and of each request the seconds to its first
-token and the tokens of its prompt that were computed.
+REQUESTS is a JSON list of objects: `arrival` in seconds, `prompt` as token ids, `answer` as the number of new tokens.
+Prints "ready" and, at the end, a JSON object: the seconds of the whole run, and for each request the seconds to its
+first token and the number of prompt tokens that were computed.
 """
 
 from __future__ import annotations

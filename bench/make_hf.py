@@ -1,4 +1,4 @@
-"""Write a Hugging Face folder with random weights, for transformers to load and other engines to convert."""
+"""Write a Hugging Face folder with random weights, which transformers loads and other engines convert."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@
     python -m bench.make_model --shape tinyllama-1.1b --gguf Q4_K_S OUT       a GGUF file for llama.cpp
     python -m bench.make_model --shape tinyllama-1.1b --hf --dtype bf16 OUT   a folder for transformers and CTranslate2
 
-Quantized strips are random valid bytes. Their row scales give the weights realistic magnitudes.
+Quantized strips are random but valid bytes, whose row scales give the weights realistic magnitudes.
 """
 
 from __future__ import annotations
@@ -139,10 +139,10 @@ def main() -> None:
         "--shape",
         choices=SHAPES,
         required=True,
-        help="qwen3-4b has the dimensions only, without the norms of q and k",
+        help="the model's shape; qwen3-4b has only the dimensions, without the norms of q and k",
     )
     parser.add_argument("--dtype", choices=DTYPES, help="dtype of the matrices")
-    parser.add_argument("--pure", action="store_true", help="give output head and attn_v the same dtype as the others")
+    parser.add_argument("--pure", action="store_true", help="give the output head and attn_v the same dtype")
     parser.add_argument("--layers", type=int, metavar="N", help="number of layers (default: the shape's)")
     parser.add_argument("--context", type=int, metavar="N", help="context length (default: the shape's)")
     kind = parser.add_mutually_exclusive_group()

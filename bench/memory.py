@@ -2,9 +2,9 @@
 
     python -m bench.memory MODEL [--rounds 5] [--threads 2] [--json FILE]
 
-Each measurement runs in a new process, once with the file in the page cache and once without (as far as the file system
-drops it). It reports the time to open, the time from there to the first token, the speed of the next 16 steps, and the
-peak memory. It also measures opening the file again in the same process; the limit is 10 ms.
+Each measurement runs in a new process, once with the file in the page cache and once without (if the file system drops
+it). It reports the time to open the file, the time from there to the first token, the speed of the next 16 steps, and
+the peak memory. It also measures opening the file again in the same process; the limit is 10 ms.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@
 
 TRACE is conversation_trace.jsonl of Mooncake (FAST'25, Apache-2.0): arrival times, lengths of prompts and answers, and
 ids of blocks of 512 tokens; equal ids at the start of two prompts are equal prefixes. Lengths are divided by `shrink`,
-so a block has 512 / shrink tokens, and times by `speedup`. Blocks have random tokens of their own. Prompts that do not
-fit the context lose their end. The run prints the prompts' tokens that were not computed again as a share of all, and
-what a cache that never forgets would reach; times to the first token; tokens per second.
+so a block has 512 / shrink tokens, and times by `speedup`. Each block has its own random tokens. Prompts that do not
+fit the context lose their end. The run prints the share of prompt tokens that came from the cache, next to that of a
+cache that never evicts; times to the first token; and tokens per second.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def prompts_of(trace: list[dict[str, Any]], shrink: int, n_ids: int, longest: in
 
 
 def reachable(prompts: list[list[int]], block: int) -> float:
-    """The share of the prompts' tokens that earlier prompts have as prefixes, in whole blocks."""
+    """The share of prompt tokens in prefixes that earlier prompts have, in whole blocks."""
     seen: set[tuple[int, ...]] = set()
     hits = 0
     for prompt in prompts:
@@ -105,11 +105,11 @@ def main() -> None:
     parser.add_argument("trace", type=Path)
     parser.add_argument("--model", default="stories")
     parser.add_argument("--requests", type=int, default=200)
-    parser.add_argument("--shrink", type=int, default=32, help="divides lengths; a power of two up to 128")
-    parser.add_argument("--speedup", type=float, default=20, help="divides the times between arrivals")
+    parser.add_argument("--shrink", type=int, default=32, help="divide lengths by this power of two, at most 128")
+    parser.add_argument("--speedup", type=float, default=20, help="divide the times between arrivals by this")
     parser.add_argument("--sequences", type=int, default=16)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--no-cache", action="store_true", help="without the prefix cache, for comparison")
+    parser.add_argument("--no-cache", action="store_true", help="turn off the prefix cache, for comparison")
     parser.add_argument("--llama-cpp", metavar="PYTHON", help="a Python that has xllamacpp")
     parser.add_argument("--result")
     options = parser.parse_args()

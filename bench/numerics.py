@@ -2,7 +2,7 @@
 
 On the text's first tokens: the Kullback-Leibler divergence of the next token's probabilities with fast numerics from
 those with exact ones, how often the best candidate is the same, and both perplexities. Then the CPU time of a prompt on
-one thread, of both in turn; the least of the rounds counts, since other programs only add to it.
+one thread, alternating between both; the least of the rounds counts, since other programs only add to it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("text", type=Path)
     parser.add_argument("--tokens", type=int, default=768, help="tokens of the text (default: %(default)s)")
     parser.add_argument("--prompt", type=int, default=128, help="tokens of the prompt (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=7, help="measurements of the speed (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds of the speed measurement (default: %(default)s)")
     parser.add_argument("--isa", help="kernel set (default: the best)")
     parser.add_argument("--result", metavar="NAME", help="save the figures as bench/results/DATE-NAME.json")
     options = parser.parse_args()

@@ -3,7 +3,7 @@
     python -m bench.ops [--threads 2] [--case matmul] [--result NAME]
 
 The functions of a case alternate, and a time is the median of the rounds. NumPy computes in float32: products with its
-BLAS and dequantized weights, everything else as one would write it first. Quantizing has no equivalent in NumPy.
+BLAS and dequantized weights, everything else in the straightforward way. Quantizing has no equivalent in NumPy.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def attention_cases(threads: int) -> Iterator[Case]:
 
 
 def seconds(function: Callable[[], object]) -> float:
-    """The mean time of a call, of as many calls as take MIN_SECONDS."""
+    """The mean time of a call, over as many calls as take MIN_SECONDS."""
     started = time.perf_counter()
     calls = 0
     while (spent := time.perf_counter() - started) < MIN_SECONDS or not calls:

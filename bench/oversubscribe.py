@@ -1,9 +1,9 @@
-"""Speed with up to as many threads as CPUs and with more, on idle CPUs and next to busy processes.
+"""Speed with fewer and with more threads than CPUs, on idle CPUs and next to busy processes.
 
     python -m bench.oversubscribe [MODEL] [--cpus 2] [--threads 1,2,4,8] [--neighbors 0,1,2] [--rounds 5] [--json FILE]
 
 Everything runs on the first CPUs that this process may use. A neighbor is a process in a busy loop. Runs with
-different thread counts alternate, so that the machine's drift affects all of them alike.
+different thread counts alternate, so that drift in the machine's speed affects all of them alike.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 
 import llamac
 
-WARMUP_S = 0.3  # for the neighbors to start and the thread team to notice them
+WARMUP_S = 0.3  # seconds for the neighbors to start, and for the thread team to notice them
 
 
 @contextmanager

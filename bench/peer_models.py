@@ -17,7 +17,7 @@ from bench.make_model import make
 class Entry:
     """An engine and a number format: a GGUF type, the engine's own name for it, or a dtype of llamac.
 
-    After a dtype may stand " fast", for fast numerics.
+    " fast" after a dtype means fast numerics.
     """
 
     engine: str

@@ -3,10 +3,10 @@
 python -m bench.quality OUT.json
 
 The loss is the mean Kullback-Leibler divergence from the bf16 model, in nats per token. The stories come from a series
-of the generator that is used neither in training nor in calibration. If llama-cpp-python and gguf are installed,
-llama.cpp's Q4_K is measured as well: its quantizer quantizes the weights, every matrix is checked to be Q4_K, and
-`gguf` unpacks them into a float file for llamac. So Q4_K is spared the rounding of inputs, which llamac's q4 and
-llama.cpp itself apply.
+of the generator that neither training nor calibration uses. If llama-cpp-python and gguf are installed, the benchmark
+also measures llama.cpp's Q4_K: llama.cpp's quantizer quantizes the weights, the benchmark checks that every matrix is
+Q4_K, and `gguf` unpacks them into a float file for llamac. So Q4_K is spared the rounding of inputs, which llamac's q4
+and llama.cpp itself apply.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python -m bench.quantizer [--isa avx2] [--columns 2048] [--rounds 5] [--result NAME]
 
-Rows of normal numbers, as many as two tasks of an export have. "importance" weights the errors of columns, "feedback"
-also compensates them (GPTQ), as a calibrated export does. Instruction sets take turns; the best round counts.
+Quantizes rows of normal numbers, as many as two tasks of an export have. "importance" weights the errors of columns;
+"feedback" also compensates them (GPTQ), as a calibrated export does. Instruction sets alternate; the best round counts.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python -m bench.sampling [--entries 128256,262144] [--rounds 25] [--result NAME]
 
-Compiles sampling_speed.c with the core's flags. A line has the entries, the distribution, the settings, the best and
-the median time in milliseconds. Distributions: `text`, as a language model gives it (one logit far above a few hundred
-others); `wide`, normal with a standard deviation of 1.5; `flat`, of 0.05; `equal`, all logits 0.
+Compiles sampling_speed.c with the core's flags. A line has the vocabulary size, the distribution, the settings, and the
+best and the median time in milliseconds. Distributions: `text`, like that of a language model (one logit far above a
+few hundred others); `wide`, normal with a standard deviation of 1.5; `flat`, normal with 0.05; `equal`, all logits 0.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--entries", default="128256,262144")
     parser.add_argument("--rounds", type=int, default=25)
-    parser.add_argument("--isa", default="", help="a kernel set instead of the best")
+    parser.add_argument("--isa", default="", help="kernel set (default: the best)")
     parser.add_argument("--cc", default="cc")
     parser.add_argument("--result")
     options = parser.parse_args()

@@ -2,12 +2,12 @@
 
     python -m bench.serve_start [MODEL] [--runs 15] [--python NAME=PYTHON ...] [--result NAME]
 
-Each run starts the command in a new process on a free port, asks `/ready` until it says yes, and sends a chat
-completion of one token. The figures are milliseconds from the start of the process: until the port accepts a
-connection, until the server is ready, and until the answer is complete; and the CPU time that the process has taken by
-then, without that of the process that renders chat templates. Wall time depends on what else the machine does, unless
-`chrt -f 10` precedes the command; CPU time does less so. With several interpreters, each of which has a llamac, their
-runs alternate. Bytecode must be cached (see bench.startup).
+Each run starts the command in a new process on a free port, polls `/ready` until the server is ready, and requests a
+chat completion of one token. The figures are milliseconds from the start of the process: until the port accepts a
+connection, until the server is ready, and until the answer is complete; and the CPU time of the process until then,
+without that of the process that renders chat templates. Wall time depends on what else the machine does, unless
+`chrt -f 10` precedes the command; CPU time depends on it less. The runs of several interpreters, each of which has a
+llamac, alternate. Bytecode must be cached (see bench.startup).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BODY = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
 
 
 def start(python: str, model: list[str]) -> dict[str, float]:
-    """Start a server, and end it after its first answer.
+    """Start a server, and stop it after its first answer.
 
     Returns:
         Milliseconds of each of FIGURES.
@@ -88,8 +88,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("model", nargs="*", help="what to serve, and further options after -- (default: the built-in)")
-    parser.add_argument("--runs", type=int, default=15, help="starts of each (default: %(default)s)")
+    parser.add_argument("model", nargs="*", help="model to serve, then options after -- (default: the built-in one)")
+    parser.add_argument("--runs", type=int, default=15, help="starts per interpreter (default: %(default)s)")
     parser.add_argument(
         "--python",
         action="append",

@@ -1,20 +1,20 @@
-"""Loads `llamac serve` and llama.cpp's llama-server with the same requests, and compares what clients see.
+"""Sends the same requests to `llamac serve` and llama.cpp's llama-server, and compares what clients see.
 
     python -m bench.server_load MODEL.gguf --llama-server BINARY [--trace azure-2023-conversation.csv] [--result NAME]
 
-Three loads, each on a fresh server, the two servers in turn, `--rounds` times:
+Three loads, each on a fresh server, alternating between the servers, `--rounds` times:
 
-* `poisson-N`: N clients. Each waits for a time with an exponential distribution, sends a request, reads the stream to
-  its end, and begins again. With `--think 0` no client waits, and the server always has N requests.
+* `poisson-N`: N clients. Each waits for an exponentially distributed time, sends a request, reads the stream to its
+  end, and begins again. With `--think 0` no client waits, and the server always has N requests.
 * `azure`: the requests of the trace at their times, divided by `--speedup`; lengths are divided by `--shrink`.
 * `prefix-1`, `prefix-8`: prompts that share all but their last 8 tokens with an earlier one. Five come one after the
-  other, or 8 at once, as those of users of one system prompt do. The first one of each kind is `cold`.
+  other, or 8 at once, like those of users with the same system prompt. The first prompt of each kind is `cold`.
 
-Prompts are random token ids, answers are greedy and have the length that was asked for. The figures: tokens per second,
-seconds to the first token and between tokens (medians and the 99th percentiles), CPU seconds of the server, and how
-many CPUs it used on average: about --threads when it is saturated. An event of a stream can have several tokens. The
-time between tokens that come in one event is 0, so an answer of n tokens counts n - 1 times. Ratios are of the medians
-over the rounds. The clients run in this process and need CPU time, too, the same for both servers.
+Prompts are random token ids. Answers are greedy and have the requested length. The figures: tokens per second, seconds
+to the first token and between tokens (medians and 99th percentiles), CPU seconds of the server, and the average number
+of CPUs that it used, about --threads when saturated. An event of a stream can have several tokens. The time between
+tokens of one event is 0, so an answer of n tokens counts n - 1 times. Ratios compare the medians over the rounds. The
+clients run in this process and also need CPU time, equally for both servers.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ LIMIT = 1 << 20  # bytes of a line of a stream
 
 @dataclass
 class Seen:
-    """What clients have seen of a load: seconds to first tokens, of which cold ones stand apart, and between tokens."""
+    """What clients have seen of a load: seconds to first tokens, separate for cold prompts, and between tokens."""
 
     firsts: list[float] = field(default_factory=list)
     colds: list[float] = field(default_factory=list)
@@ -152,7 +152,7 @@ async def ask(port: int, asked: Asked, seen: Seen) -> None:
 
 
 def token_gaps(arrivals: Sequence[float], tokens: int) -> list[float]:
-    """The seconds between the tokens of an answer, of which some have come together, so that there are fewer events."""
+    """The seconds between the tokens of an answer. Some tokens come together, so there are fewer events."""
     between = [later - earlier for earlier, later in itertools.pairwise(arrivals)]
     return between + [0.0] * (tokens - 1 - len(between))
 
@@ -224,7 +224,7 @@ def percentile(values: list[float], share: float) -> float:
 
 
 def figures_of(seen: Seen, seconds: float, cpu_seconds: float) -> dict[str, float]:
-    """The figures of a load that took some time, and some CPU time of the server."""
+    """The figures of a load, from its duration and the CPU time of the server."""
     found = {
         "tokens_per_second": seen.tokens / seconds,
         "first_p50": percentile(seen.firsts, 0.5),
@@ -261,11 +261,11 @@ def run(kind: str, load: Callable[[int, Seen], Awaitable[None]], sequences: int,
 def main() -> None:
     """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", help="a GGUF file, which both servers read")
+    parser.add_argument("model", help="a GGUF file for both servers")
     parser.add_argument("--llama-server", metavar="BINARY", help="llama.cpp's server; without it, llamac alone")
     parser.add_argument("--trace", type=Path)
     parser.add_argument("--clients", default="1,8,32")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of each Poisson load")
+    parser.add_argument("--seconds", type=float, default=60.0, help="length of each Poisson load")
     parser.add_argument(
         "--think",
         type=float,
@@ -273,14 +273,14 @@ def main() -> None:
         help="mean seconds that a client waits before each request (default: %(default)s); 0: it always has a request, "
         "which saturates a server, so that tokens per second are its capacity",
     )
-    parser.add_argument("--prompt", type=int, default=128, help="mean tokens of a prompt")
-    parser.add_argument("--answer", type=int, default=48, help="mean tokens of an answer")
-    parser.add_argument("--shared", type=int, default=512, help="tokens of a shared prefix")
-    parser.add_argument("--requests", type=int, default=100, help="of the trace")
-    parser.add_argument("--shrink", type=int, default=8, help="divides the lengths of the trace")
-    parser.add_argument("--speedup", type=float, default=1.0, help="divides its times")
+    parser.add_argument("--prompt", type=int, default=128, help="mean length of a prompt in tokens")
+    parser.add_argument("--answer", type=int, default=48, help="mean length of an answer in tokens")
+    parser.add_argument("--shared", type=int, default=512, help="length of a shared prefix in tokens")
+    parser.add_argument("--requests", type=int, default=100, help="number of requests of the trace")
+    parser.add_argument("--shrink", type=int, default=8, help="divide the lengths of the trace by this")
+    parser.add_argument("--speedup", type=float, default=1.0, help="divide the times of the trace by this")
     parser.add_argument("--context", type=int, default=1024)
-    parser.add_argument("--ids", type=int, default=32000, help="token ids are smaller than this")
+    parser.add_argument("--ids", type=int, default=32000, help="limit of the token ids")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--result")

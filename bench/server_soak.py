@@ -2,11 +2,12 @@
 
     python -m bench.server_soak [--minutes 3] [--model stories] [--seed 1] [--default-allocator] [--result NAME]
 
-Clients send requests of all kinds to a server in a process of its own: whole answers and streams, conversions, wrong
-bodies, wrong HTTP. They leave at any byte, reset connections, stop reading, and send half a header. The results of some
-requests are known and compared. From time to time they pause. Then the run fails if the server still has a request, a
-connection, a page of the KV cache that no cached prefix holds, a thread or a file more than before; at the end, if
-memory grew from the first quarter of the time to the last, if it logged an error, or if it does not end as asked.
+Clients send requests of all kinds to a server in its own process: whole answers and streams, conversions, invalid
+bodies, invalid HTTP. They disconnect at any byte, reset connections, stop reading, and send half a header. The run
+compares the results of some requests with known ones. From time to time the clients pause. The run fails if the server
+then still has a request, a connection, a page of the KV cache that no cached prefix holds, or more threads or files
+than before. At the end, it fails if memory grew from the first quarter of the time to the last, if the server logged an
+error, or if it does not stop when asked.
 
 The memory is what the server's allocator has handed out (bench/live_server.py), because free memory that an allocator
 keeps looks like a leak. With --default-allocator, the server runs as operators start it; the run then reports resident
@@ -78,7 +79,7 @@ class Server:
         threading.Thread(target=lambda: self.log.extend(self.process.stderr or ()), daemon=True).start()
 
     def connect(self, buffer: int | None = None) -> socket.socket:
-        """A connection. buffer: bytes that the client's side can hold."""
+        """Open a connection. `buffer`: bytes that the client's side can hold."""
         opened = socket.socket()
         opened.settimeout(PATIENCE_S)
         if buffer is not None:
@@ -103,7 +104,7 @@ class Server:
         return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
 
     def rest(self) -> dict[str, int]:
-        """Wait until nothing is left to do, and say what the process has.
+        """Wait until nothing is left to do, and return what the process holds.
 
         Raises:
             SystemExit: If that does not happen.
@@ -124,7 +125,7 @@ class Server:
         return held(self.process.pid) | self._live_memory()
 
     def _live_memory(self) -> dict[str, int]:
-        """The bytes of its allocator in use, if the server can say them."""
+        """The bytes that its allocator has in use, if the server reports them."""
         if not self._says_its_memory:
             return {}
         assert self.process.stdin is not None
@@ -259,7 +260,7 @@ def streamed_text(answer: bytes) -> str:
 
 
 def soak(server: Server, minutes: float, seed: int) -> tuple[Counter[str], list[dict[str, int]], list[str]]:
-    """Send requests; return what happened how often, what the server had in each pause, and what was wrong."""
+    """Send requests; return the counts of events, what the server held in each pause, and the failures."""
     expected = [json.loads(server.ask("/v1/completions", body)[1])["choices"][0]["text"] for body in KNOWN]
     clients = [Client(server, expected, seed * 1000 + i) for i in range(CLIENTS)]
     pauses = []

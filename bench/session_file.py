@@ -1,6 +1,6 @@
 """Computing a prefix, and saving, loading and restoring it: python -m bench.session_file MODEL
 
-Prints the best of several rounds, in ms. Files come from the page cache, as they do soon after they were written.
+Prints the best of several rounds, in ms. Files come from the page cache, like any file that was written recently.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     python -m bench.soak [--minutes 3] [--model stories] [--seed 1] [--result NAME]
 
 Requests arrive at random with random prompts, shared prefixes, parameters, priorities, deadlines, guides, several
-candidates and beams; some are cancelled, some sessions fork. A part of the results is compared with the result of a
-session. The run fails if at its end a page of the KV cache, a thread or a file is left, or if memory grew from the
-first quarter of the time to the last.
+candidates and beams; some are cancelled, some sessions fork. Some results are compared with those of a session. The run
+fails if a page of the KV cache, a thread or a file is left at its end, or if memory grew from the first quarter of the
+time to the last.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ M_ARENA_MAX = -8  # of glibc's mallopt
 def use_one_arena() -> None:
     """Make glibc's allocator use one arena for all threads.
 
-    Each engine has a thread of its own. What one of them leaves free in its arena looks like a leak.
+    Each engine has its own thread. Memory that a thread leaves free in its arena looks like a leak.
     """
     with contextlib.suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
 
 
 def resident() -> int:
-    """Bytes of memory that are this process's own, without what the allocator holds for later."""
+    """Bytes of this process's own memory, without what the allocator keeps for later."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
     return held()["memory"]
@@ -147,7 +147,7 @@ class Soak:
         self._to_compare.append((found, prompt, options))
 
     def _compare(self) -> None:
-        """Compare results with those of a session. An engine's budget would hold for the session, too."""
+        """Compare results with those of a session. An engine's budget would also apply to the session."""
         for found, prompt, options in self._to_compare:
             with self._model.session(context=512) as session:
                 self._check(found, session.generate(prompt, **options), f"{prompt} {options}")
@@ -178,7 +178,7 @@ def _lacks_guides() -> bool:
 
 
 def count_threads() -> int:
-    """The threads of the process, without those that guides start as they need them: two at most."""
+    """The number of threads of the process, without the two or fewer that guides start on demand."""
     return sum(not thread.name.startswith("llamac-guide") for thread in threading.enumerate())
 
 

@@ -1,4 +1,4 @@
-"""What the soaks share: their options, what a process holds, how it grew during a run, and the report."""
+"""What the soaks share: their options, the resources of a process, their growth during a run, and the report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GROWTH = 0.05  # of the memory, that a run may show
 
 
 def read_options(description: str | None, **flags: str) -> argparse.Namespace:
-    """The options of a soak. flags: further ones without a value, with their help."""
+    """The options of a soak. `flags`: further options without a value, with their help."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=3)
     parser.add_argument("--model", default="stories")
@@ -28,7 +28,7 @@ def read_options(description: str | None, **flags: str) -> argparse.Namespace:
 
 
 def held(process: int | str = "self") -> dict[str, int]:
-    """What a process has: bytes of memory that are its own, all that is resident, the most so far; threads, files."""
+    """What a process holds: its own, its resident and its peak memory in bytes; threads, files."""
     folder = Path(f"/proc/{process}")
     fields = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
     return {
@@ -47,7 +47,7 @@ def quarters(numbers: Sequence[float], of: Callable[[Sequence[float]], float]) -
 
 
 def growth_of_memory(memory: Sequence[float], of: Callable[[Sequence[float]], float], slack: int) -> list[str]:
-    """The failure that memory grew by more than its rounding, `slack` bytes; or none."""
+    """The failure that memory grew by more than its rounding, `slack` bytes; none if it did not."""
     first, last = quarters(memory, of)
     grew = last > first * (1 + GROWTH) + slack
     return [f"memory grew from {first / 1e6:.1f} to {last / 1e6:.1f} MB"] if grew else []
@@ -56,7 +56,7 @@ def growth_of_memory(memory: Sequence[float], of: Callable[[Sequence[float]], fl
 def report(
     options: argparse.Namespace, counts: Counter[str], memory: Sequence[float], failures: list[str], details: Any
 ) -> int:
-    """Print what happened, save it if asked, and return the exit status. details: further parts of the result."""
+    """Print what happened, save it if asked, and return the exit status. `details`: further parts of the result."""
     happened = dict(sorted(counts.items()))
     print(f"{options.minutes:g} minutes: {happened}")
     print("memory in MB:", *(f"{size / 1e6:.1f}" for size in memory))

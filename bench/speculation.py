@@ -3,8 +3,8 @@
     python -m bench.speculation MODEL [MODEL ...] [--dtype q4] [--rounds 3] [--result NAME]
 
 Random models do not copy, and small ones copy badly. So the text to generate is given: the sampler draws each token,
-and the given one is taken instead. All else is as in a generation. Both ways take turns, in one process; the ratio is
-that of the best times. Texts:
+but generation continues with the given one. All else is as usual. Both ways alternate in one process; the ratio is that
+of the best times. Texts:
 
     code      a file of this repository with a renamed function and a new comment, after the file
     document  a passage with every tenth word replaced, after the passage
@@ -72,7 +72,7 @@ def decode(model: llamac.Model, prompt: list[int], given: list[int], seed: int, 
 
 
 def measure(model: llamac.Model, name: str, prompt: list[int], given: list[int], rounds: int) -> dict[str, Any]:
-    """Both ways in turn."""
+    """Measure both ways, alternating."""
     times: dict[bool, list[float]] = {False: [], True: []}
     counts = []
     for i in range(rounds):
@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("models", nargs="+", metavar="MODEL")
     parser.add_argument("--dtype")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--tokenizer", help="of models that have none")
+    parser.add_argument("--tokenizer", help="tokenizer for models that have none")
     parser.add_argument("--result")
     options = parser.parse_args()
     found = {}

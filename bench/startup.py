@@ -2,7 +2,7 @@
 
     python -m bench.startup [--rounds 15]
 
-Whole processes are timed. Each does one step more than the one before, so the differences are the steps' times.
+Whole processes are timed. Each does one step more than the previous one, so the differences are the steps' times.
 Bytecode must be cached: pip compiles it at installation; for an editable install, unset PYTHONDONTWRITEBYTECODE.
 """
 
