@@ -14,6 +14,8 @@
 #include "mem.h"
 #include "sha256.h"
 
+enum { MAX_STATE = 1 << 28 };   // numbers of a layer's state: plans and devices count them in an int
+
 static const char *const section_names[N_SECTIONS] = {
     "config", "layers", "tensors", "metadata", "tokenizer", "spm", "template", "probes", "data",
 };
@@ -243,6 +245,9 @@ static int check_state(const struct config *c, const struct layer_record *layer,
     if (conv_channels(c, layer) > FORMAT_MAX_DIM)
         return bad_model(err, "%s: q, k and v have %" PRIu64 " channels together, expected at most %d", where,
                          conv_channels(c, layer), FORMAT_MAX_DIM);
+    const uint64_t state = state_values(layer) * layer->state_key_dim;
+    if (state > MAX_STATE)
+        return bad_model(err, "%s: the state has %" PRIu64 " numbers, expected at most %d", where, state, MAX_STATE);
     return 0;
 }
 

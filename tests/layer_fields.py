@@ -79,6 +79,11 @@ CONTRADICTIONS: list[tuple[int, dict[str, float], str]] = [
         {**RECURRENT, "state_heads": 4096, "state_value_dim": 4096},
         "have 16777280 channels together, expected at most",
     ),
+    (
+        0,
+        {**RECURRENT, "state_heads": 4096, "state_key_dim": 4096, "state_value_dim": 240},
+        "layer 0: the state has 4026531840 numbers, expected at most 268435456",
+    ),
     (0, {**RECURRENT, "mixer": 3, "state_key_heads": 0}, "layer 0: state_key_heads is 0 with mixer mamba2"),
     (0, {**RECURRENT, "mixer": 3, "rope": 0}, "layer 0: rope is 0, expected -1 with mixer mamba2"),
     (0, {"placement": 7}, "layer 0: placement is 7, expected 1 to 6"),
