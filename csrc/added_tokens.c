@@ -19,7 +19,7 @@ static int begins_with(const uint8_t *text, size_t bytes, const uint8_t *prefix,
     return bytes >= prefix_bytes && !memcmp(text, prefix, prefix_bytes);
 }
 
-// Orders a name and a text; a name that begins the text is not greater.
+// Orders a name and a text; a name that is a prefix of the text is not greater.
 static int is_greater(const uint8_t *name, size_t name_bytes, const uint8_t *text, size_t bytes) {
     const int order = memcmp(name, text, name_bytes < bytes ? name_bytes : bytes);
     return order > 0 || (order == 0 && name_bytes > bytes);
@@ -37,7 +37,7 @@ int added_open(struct added_tokens *a, llamac_error *err) {
             return bad_argument(err, "added token %zu: %zu bytes, or not in order", i, bytes);
         }
         for (; byte <= name[0]; byte++) a->first[byte] = (uint32_t)i;
-        size_t before = i;   // the previous name, then those that begin it, from long to short
+        size_t before = i;   // the previous name, then its prefixes, the longest first
         for (; before; before = a->shorter[before - 1]) {
             other = name_at(a, before - 1, &other_bytes);
             if (begins_with(name, bytes, other, other_bytes)) break;
@@ -53,7 +53,7 @@ void added_close(struct added_tokens *a) {
     a->shorter = NULL;
 }
 
-// The longest name that begins the text + 1, or 0. Writes its length.
+// Returns 1 + the longest name that is a prefix of the text, or 0. Writes its length.
 static uint32_t longest_at(const struct added_tokens *a, const uint8_t *text, size_t bytes, size_t *length) {
     uint32_t low = a->first[text[0]], high = a->first[text[0] + 1];   // the first name that is greater is in between
     while (low < high) {
@@ -118,7 +118,7 @@ int added_next(const struct added_tokens *a, const uint8_t *text, size_t bytes, 
         search->at = match->end;
         if (flags & ADDED_LSTRIP && at > search->done) match->start = spaces_before(text, search->done, at);
         if (flags & ADDED_RSTRIP) match->end = spaces_after(text, bytes, match->end, search);
-        if (flags & ADDED_LSTRIP && at < search->done)   // a name of spaces, in those that the last match took
+        if (flags & ADDED_LSTRIP && at < search->done)   // a name made of spaces that the last match's RSTRIP took
             match->start = match->end < search->done ? match->end : search->done;
         search->done = match->end;
         if (match->start < match->end) return 1;

@@ -6,8 +6,8 @@
 #include <stdint.h>
 #include <string.h>
 
-// Cody-Waite reduction: subtracts n pi/2 with pi/2 in three parts, whose products with n are exact for |x| up to
-// 2^24. Then Taylor polynomials on [-pi/4, pi/4]; the first omitted term is below 2^-56.
+// Cody-Waite reduction: subtracts n pi/2 with pi/2 in three parts. For |x| up to 2^24, the products of n with the first
+// two, of at most 27 bits, are exact. Then Taylor polynomials on [-pi/4, pi/4], with omitted terms below 2^-54.
 static inline void cos_sin(double x, double *cosine, double *sine) {
     const double shift = 0x1.8p52;   // adding it rounds to an integer
     const double shifted = x * 0x1.45f306dc9c883p-1 + shift, n = shifted - shift;

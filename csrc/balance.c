@@ -8,8 +8,8 @@ enum {
     KNOWN_NS = 4000000,       // of products per member: enough to average over layers, short compared with a prompt
     FAR_LONGER = 4,           // times the usual: products of different matrices differ less
 };
-// The fastest member's speed divided by the slowest's. Equal shares cost less than half of UNEQUAL - 1. Between the two
-// limits the shares stay as they are, so that noise does not change them.
+// The fastest member's speed divided by the slowest's: shares become unequal at UNEQUAL, and equal below EQUAL.
+// The gap between the limits keeps noise from switching the shares back and forth.
 static const double UNEQUAL = 1.2, EQUAL = 1.1;
 // Equal shares let members skip barriers, and a share of almost nothing could not be measured.
 static const double LEAST_SPEED = 1.0 / 16;   // of the mean
@@ -26,7 +26,7 @@ void pace_add(struct pace *pace, double work, int64_t ns) {
 int pace_is_known(int64_t ns, int count) { return ns >= (int64_t)KNOWN_NS * count; }
 
 double pace_take(struct pace *pace) {
-    const int known = pace->work > 0 && pace->ns >= KNOWN_NS / 16;
+    const int known = pace->work > 0 && pace->ns >= KNOWN_NS / 16;   // less time is too noisy
     const double ns_per_work = known ? (double)pace->ns / pace->work : 0;
     *pace = (struct pace){ .usual = known ? ns_per_work : pace->usual };
     return known ? 1 / ns_per_work : 0;

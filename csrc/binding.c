@@ -81,7 +81,7 @@ static int bind_all(struct llamac_model *m, llamac_error *err) {
     return 0;
 }
 
-// The number of layers with the MTP layer.
+// The number of layers, including the MTP layer.
 static uint32_t n_all_layers(const struct llamac_model *m) { return m->config->n_layers + m->config->mtp_layers; }
 
 // Extends the model's maxima by a layer.
@@ -98,7 +98,7 @@ static void note_layer(struct llamac_model *m, const struct layer_record *record
     m->max_state_z = max_size(m->max_state_z, z);
     if (is_recurrent_layer(record)) {
         m->max_channels = max_size(m->max_channels, (size_t)conv_channels(m->config, record));
-        // side by side, an observer's row has the results of both
+        // an observer's row holds the results of both mixers
         const uint64_t beside = has_attention(record) ? mix_width(m->config, record) : 0;
         m->max_recurrent_width = max_size(m->max_recurrent_width,
                                           (size_t)(recurrent_width(m->config, record) + beside));
@@ -274,7 +274,7 @@ const void *llamac_model_tables(const llamac_model *model, size_t *bytes) {
 
 // ---- adapters and replaced tensors
 
-// Moves a new iterator to the slot of a tensor. Returns its matrix or pointer in the model, or NULL if the model has
+// Points a new iterator to the slot of a tensor. Returns its matrix or pointer in the model, or NULL if the model has
 // no such tensor.
 static void *find_tensor(struct llamac_model *m, const char *tensor, llamac_slot_iterator *it) {
     char name[FORMAT_NAME_BYTES];

@@ -36,7 +36,7 @@ void llamac_chunk_viewpoints(const llamac_chunk *chunk, int32_t *viewpoints) {
     for (int r = 0; r < chunk->n_rows; r++) viewpoints[r] = chunk->rows[r].position;
     for (int l = 0; s->keys_of != s && l < (int)s->model->config->n_layers; l++) {
         const int window = (int)s->model->layers[l].record->window, group = s->kv_layers[l].group;
-        if (!window) continue;   // all windows are those of one layer of the trunk
+        if (!window) continue;   // layers with windows read one layer of the trunk: same `start`
         for (int r = 0; r < chunk->n_rows; r++) {
             const int start = session_sequence(s->keys_of, chunk->rows[r].sequence)->kv[group].start;
             viewpoints[r] = max_int(chunk->rows[r].position, start + assistant_window(window) - 1);

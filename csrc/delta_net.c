@@ -11,7 +11,7 @@
 #include "gates.h"
 #include "recurrent.h"
 
-#define UNIT_NORM_EPS 1e-6f
+#define UNIT_NORM_EPS 1e-6f   // the reference implementation's
 
 // Convolves one head of q, k or v in all rows, and normalizes it if it is of q or k.
 static void convolve_head(const struct eval *e, int l, const struct state_sizes *z, int head) {

@@ -42,7 +42,7 @@ int llamac_model_use_device(llamac_model *model, const llamac_device *device, ll
 size_t llamac_device_kv_bytes(const llamac_model *model);
 void llamac_set_device_kv_budget(llamac_model *model, size_t bytes);
 // Says whether `inputs`, `states` and `hidden` of a session's evals (llamac_eval_options) are addresses in the memory
-// of its device, which alone accesses them; at first they are not. Errors: LLAMAC_BAD_ARGUMENT: the CPU computes it.
+// of its device, which alone accesses them; at first they are not. Errors: LLAMAC_BAD_ARGUMENT: not on a device.
 int llamac_states_on_device(llamac_session *session, int are_there, llamac_error *err);
 // Limits the bytes of pages on the device of all sessions of EAGLE-3 heads that draft for a model; 0: no limit.
 void llamac_set_head_kv_budget(llamac_model *model, size_t bytes);

@@ -11,7 +11,7 @@
 int session_check_head(const struct llamac_model *head, const struct llamac_model *trunk,
                        int layers[FORMAT_EAGLE_STATES], llamac_error *err) {
     const struct config *h = head->config, *t = trunk->config;
-    const int n = (int)t->n_layers, usual[FORMAT_EAGLE_STATES] = { 2, n / 2, n - 3 };
+    const int n = (int)t->n_layers, usual[FORMAT_EAGLE_STATES] = { 2, n / 2, n - 3 };   // as in docs/format.md
     int any = 0;
     if (h->drafter != DRAFTER_EAGLE3) return bad_argument(err, "drafter is set, but it is not an EAGLE-3 head");
     if (h->trunk_dim != t->dim || h->vocab_size != t->vocab_size)

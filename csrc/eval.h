@@ -46,7 +46,7 @@ struct eval {
 static inline int run_kind(const struct eval *e) { return e->n_rows > REDUNDANT_ROWS; }
 
 static inline int computes_queries(const struct eval *e) { return e->part != PART_KEYS; }
-// Returns whether the run computes keys and values of a layer, which has its own.
+// Returns whether the run computes keys and values of a layer. A layer that shares another's never does.
 static inline int computes_keys(const struct eval *e, int layer) {
     return e->part != PART_QUERIES && e->session->model->layers[layer].kv_source == layer;
 }
@@ -126,7 +126,7 @@ void short_conv(const struct worker *w, int layer);
 // Fills scratch.layer_inputs for the rows of the chunk from their embeddings, if the model has layer embeddings. The
 // caller must pass a barrier before. Ends without a barrier.
 void layer_inputs(const struct worker *w);
-// Computes what a layer makes of its embeddings into `branch`. inputs: the rows, packed for layer_embedding_gate. Ends
+// Computes the branch of a layer's own token embeddings. inputs: the rows, packed for layer_embedding_gate. Ends
 // without a barrier.
 void layer_embedding(const struct worker *w, int layer, const struct panels *inputs, float *branch);
 

@@ -14,7 +14,7 @@
 
 #define LOG2_E 0x1.71547652b82fep0
 
-enum { LEAST_RADIX = 1024 };   // candidates for which counting digits is faster than comparing
+enum { LEAST_RADIX = 1024 };   // from this many candidates on, a radix sort is faster than comparing
 
 static int ranks_before(const struct candidate *a, const struct candidate *b) {
     return a->p > b->p || (a->p == b->p && a->id < b->id);
@@ -68,7 +68,7 @@ static void sort_by_bits(struct candidate *c, int n, struct candidate *scratch) 
 }
 
 // Moves the candidates of at least `bound` to the front and sorts them; the others stay in the order of their ids.
-// Returns the number of the first ones.
+// Returns the number of those at the front.
 static int sort_best(struct candidate *c, int n, float bound, struct candidate *scratch) {
     int best = 0, others = 0;
     for (int i = 0; i < n; i++) {

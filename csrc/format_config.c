@@ -53,7 +53,7 @@ static int check_encoder(const struct config *c, llamac_error *err) {
     return 0;
 }
 
-// Checks the fields of models that neither are drafters nor have one.
+// Checks the fields that exclude drafters and MTP layers.
 static int check_lone(const struct config *c, llamac_error *err) {
     const struct demand of_lone[] = {
         { "bias_distance", c->bias_distance, 0 }, { "embedding_norm", c->embedding_norm, 0 },

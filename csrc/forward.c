@@ -40,7 +40,7 @@ static void add_pending(const struct worker *w, struct residual *stream) {
     swap_buffers(stream);
 }
 
-// Multiplies the stream, or the sum that it will be, by the scale of a layer that is complete.
+// Multiplies the stream by the scale of a complete layer, or defers that to the addition of the pending branch.
 static void scale_stream(const struct worker *w, struct residual *stream, float scale) {
     if (stream->pending.branch) stream->pending.scale = scale;
     if (stream->pending.branch || scale == 1) return;
@@ -326,7 +326,7 @@ static void mixer_out(const struct worker *w, int l, float *x, float *branch) {
     if (both) part_out(w, l, MIXER_MAMBA2, 1, x, branch);   // it passes a barrier before it overwrites mix
 }
 
-// Adds what a layer makes of its embeddings.
+// Adds the branch of a layer's own token embeddings.
 static void add_layer_embedding(const struct worker *w, struct residual *stream, int l) {
     const struct layer *layer = &w->eval->session->model->layers[l];
     float *const branch = w->eval->session->scratch.branch;
@@ -353,7 +353,7 @@ static void rebalance(void *eval, const struct member *member) {
     balance_update(&e->session->balance[kind], speeds, count);
 }
 
-// Stages of a part that a layer does not have are zeros: [first, last].
+// Observes zeros in the stages [first, last], of a part that the layer does not have.
 static void observe_none(const struct worker *w, int l, const float *any, int first, int last) {
     for (int stage = first; stage <= last; stage++) observe(w, stage, l, any, w->eval->n_rows, 0);
 }

@@ -17,7 +17,7 @@ static inline float sigmoid(double x) {
     return (float)(x < 0 ? e / (1 + e) : 1 / (1 + e));
 }
 
-// Returns whether a score is strictly before another one. Larger ones are first. A NaN is before any number, so that it
+// Returns whether a score is strictly before another. Larger ones come first. A NaN comes before any number, so that it
 // propagates to the result.
 static inline int ranks_before(float x, float y) { return x > y || (x != x && y == y); }
 

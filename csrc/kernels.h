@@ -49,7 +49,7 @@ enum {
     READ_STEP = 64,             // floats that read_block takes from one stream at a time
 };
 
-// Less than 127.5, so that no rounding on the way gives an h of 128; at least 16319 / 128, so that f h fits.
+// Less than 127.5, so that no intermediate rounding gives an h of 128; at least 16319 / 128, so that f h fits.
 #define ROUNDED_LIMIT 127.49609375f
 #define ROUNDED_BF16_MIN 0x1p-64f
 #define ROUNDED_ROW_MIN 1e-5f   // of round_row: smaller magnitudes count as this one
@@ -132,12 +132,12 @@ struct kv_view {
 // biases, that of the distance between the two positions is added. If there is a cap, s = soft_cap tanh(s / soft_cap)
 // follows. Blocks of ATTENTION_BLOCK positions start at multiples of it. Per block: m = max score, p = exp(score - m),
 // l = sum of p as 16 partial sums by position mod 16 reduced by v16_reduce_add, o = sum of p * v over ascending
-// positions, starting at 0. With q8, o = fma(i, d, o) over ascending pages: the p * scale
-// of a page, 0 where the query does not see the position, become codes of 0 to NUMERATOR_LIMIT with one scale d,
-// rounded like inputs of products; i is the exact integer sum of code * code over the page, which is below 2^24.
-// Blocks are merged in ascending order (online softmax: Milakov and Gimelshein 2018), starting with the first block
-// that contains a visible position; a sink is merged last, as a block with m = the sink, l = 1 and o = 0. Values at
-// positions outside a query's range never enter its arithmetic, not even multiplied by 0.
+// positions, starting at 0. With q8, o = fma(i, d, o) over ascending pages: the p * scale of a page, 0 where the query
+// does not see the position, become codes of 0 to NUMERATOR_LIMIT with one scale d, rounded like inputs of products; i
+// is the exact integer sum of code * code over the page, which is below 2^24. Blocks are merged in ascending order
+// (online softmax: Milakov and Gimelshein 2018), starting with the first block that contains a visible position; a sink
+// is merged last, as a block with m = the sink, l = 1 and o = 0. Values at positions outside a query's range never
+// enter its arithmetic, not even multiplied by 0.
 struct attend {
     struct kv_view kv;
     int head_dim, value_dim, n_queries;   // numbers of a key, and of a value: at most head_dim

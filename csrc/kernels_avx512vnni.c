@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // kernels_avx512vnni.c - the kernels for x86-64 with AVX-512 F, BW, DQ, VL and VNNI. Empty elsewhere. Some depend on
-// the vendor; tests/c/kernels_avx512vnni_other.c has those of the other one.
+// the vendor; tests/c/kernels_avx512vnni_other.c has those for the other vendor.
 #if defined(__x86_64__)
 #if !defined(__AVX512F__) || !defined(__AVX512BW__) || !defined(__AVX512DQ__) || !defined(__AVX512VL__) || \
     !defined(__AVX512VNNI__)

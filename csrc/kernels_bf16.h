@@ -5,9 +5,9 @@
 // The instruction makes two fused multiply-adds, of the earlier column first, so the sums have the bits of all other
 // kernels, except that it treats subnormal numbers as 0. There are none if all weights are 0 or at least MIN_WEIGHT:
 // rounded inputs are 0 or at least ROUNDED_BF16_MIN, so the products, and with them the sums, are multiples of 2^-126.
-// From a smaller weight on, the sums of a strip take two multiply-adds instead.
+// If a pass meets a smaller weight, it and the strip's later passes use two multiply-adds instead.
 //
-// A word holds the inputs of two columns, the first one in its upper half, and a line of unpacked weights the same for
+// A word holds the inputs of two columns, the first in its upper half, and a line of unpacked weights the same for
 // the 16 rows of a strip. Each BLOCK_COLUMNS of a panel begin where they begin in a panel of floats, which is twice as
 // long.
 

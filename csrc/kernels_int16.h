@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// kernels_int16.h - products of the quantized dtypes with int16 inputs. Part of
-// kernels_template.h.
+// kernels_int16.h - products of the quantized dtypes with int16 inputs. Part of kernels_template.h.
 //
 // A span is the columns of a group that share a scale: 32, or 16 in q6_k. Unpacked, a group is 8 lines in the form of
 // int16_codes, then the scales of each span as floats, then its minimums as floats, if the dtype has them. So dtypes
@@ -196,7 +195,7 @@ INLINE void micro_kernel_int16(const int dtype, const int unpacked, const int S,
     }
 }
 
-// The kernel of a dtype, of those for q8, q4_1 and q6_k.
+// Returns the kernel that a dtype shares: q8's, q4_1's or q6_k's.
 INLINE panel_kernel *const *shared_kernel(const int dtype, panel_kernel *const *whole_spans,
                                           panel_kernel *const *minimums, panel_kernel *const *half_spans) {
     return has_minimums(dtype) ? minimums : group_spans(dtype) == 2 ? half_spans : whole_spans;

@@ -11,8 +11,8 @@
 // are 8 T code words of each group, then NARROW_TERMS T terms of each group, then words that are not used.
 
 #if defined(SIMD_NARROW) && !defined(SIMD_TILES)
-// What a group has besides codes: what the sums of the whole group, of its first and of its second half start from,
-// since unpacked codes have a bias; the factor; the sum of the inputs, for minimums. The last two are floats.
+// A group's terms besides its codes: the initial sums of the whole group, of its first and of its second half, which
+// cancel the bias of unpacked codes; the factor; the sum of the inputs, for minimums. The last two are floats.
 enum { NARROW_START, NARROW_HALVES_START, NARROW_FACTOR = NARROW_HALVES_START + 2, NARROW_SUM, NARROW_TERMS };
 _Static_assert(8 + NARROW_TERMS <= INT16_GROUP_WORDS, "a narrow block is not longer than others");
 

@@ -10,12 +10,12 @@
 // as usual (is_paired), all units are busy.
 //
 // Unpacked, a group is the even and the odd words of each 4 columns, 2 lines each; then, for each span, 16 scales,
-// 16 minimums, if the dtype has them, and what the sums of the 16 rows start from. For T rows, a block of a panel has
+// 16 minimums, if the dtype has them, and the initial sums of the 16 rows. For T rows, a block of a panel has
 // 16 T code words of each group, then PAIRS_TERMS T terms of each group, then T scales.
 
 #if defined(SIMD_PAIRS) && !defined(SIMD_TILES)
-// What a group has besides codes: what the sums of the whole group, of its first and of its second half start from, and
-// the sum of the inputs, for minimums, as a float.
+// A group's terms besides its codes: the initial sums of the whole group, of its first and of its second half, and the
+// sum of the inputs, for minimums, as a float.
 enum { PAIRS_START, PAIRS_HALVES_START, PAIRS_SUM = PAIRS_HALVES_START + 2, PAIRS_TERMS };
 enum {
     PAIRS_KC = 256,       // columns per pass

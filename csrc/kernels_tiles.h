@@ -12,7 +12,7 @@
 
 #ifdef SIMD_TILES
 // Whether a product of m rows uses tiles, which tiles_configure must prepare: for panels of nearly equal height, the
-// tallest of them. Where a panel has a row less, the last row of a tile is other words of the panel and is not used.
+// tallest of them. If a panel has one row fewer, a tile's last row holds other words of the panel, unused.
 // With int8 inputs, tiles would not be faster: two scales per group leave as much work beside the tiles as the products
 // take without them.
 INLINE int uses_tiles(int dtype, int m) { return input_type_of(dtype) == INPUT_INT16 && m > PANEL_ROWS; }
@@ -52,7 +52,7 @@ INLINE const tile_sums *stream_next(struct tile_stream *s, const int dtype, cons
 
 // sums[T][16] += w x for one strip, as micro_kernel_int16.
 INLINE void tile_kernel(const int dtype, const int T, const uint8_t *w, const int32_t *x, int columns,
-                              float *sums) {
+                        float *sums) {
     const int spans = group_spans(dtype), n = ceil_div(columns, GROUP_COLUMNS);
     const int32_t *input_sums = x;
     struct tile_stream stream = { .w = w, .x = x, .spans = n * spans };

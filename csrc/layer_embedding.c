@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// layer_embedding.c - embeddings of the token for each layer, and what a layer makes of its own.
+// layer_embedding.c - a token's embeddings for each layer, and the branch that a layer computes from its own.
 //
 //     x -> layer_embedding_in -> norm of each layer's part -> + layer_embedding[token] -> layer_inputs
 //     rows of a layer -> layer_embedding_gate -> activation * layer_inputs -> layer_embedding_out -> branch

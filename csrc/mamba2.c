@@ -10,7 +10,7 @@
 #include "common.h"
 #include "recurrent.h"
 
-enum { CHANNELS = 16 };   // that are not divided
+enum { CHANNELS = 16 };   // per unit of work: whole vectors
 
 static void gate(const struct llamac_session *s, const float *z, int n, float *y) {
     s->kernels->activate(ACTIVATION_SILU, z, y, n, y);

@@ -14,7 +14,7 @@ struct read_job {
 static void read_share(void *argument, const struct member *member) {
     struct read_job *job = argument;
     const size_t step = (size_t)job->streams * READ_STEP, part = job->floats / (size_t)member->count / step * step;
-    volatile float result;   // keeps the reads from being optimized away
+    volatile float result = 0;   // keeps the reads from being optimized away
     for (int i = 0; i < job->times; i++)
         result = job->kernels->read_block(job->block + part * (size_t)member->index, part, job->streams);
     (void)result;

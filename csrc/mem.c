@@ -19,7 +19,7 @@ static long allocations, fail_at, live_objects;   // of all threads
 // Returns NULL if the system has no memory, or if a test wants this allocation to fail.
 //
 // Does not use aligned_alloc: glibc cuts an aligned block out of a larger one and cannot reuse the rest for the next
-// aligned block, so the heap of a process that opens and closes models grew by 58 KB each time. A plain block with room
+// aligned block, so the heap of a process grew by 58 KB each time it opened and closed a model. A plain block with room
 // to align is reused whole.
 static void *allocate(size_t alignment, size_t bytes) {
     const long number = __atomic_add_fetch(&allocations, 1, __ATOMIC_RELAXED);
@@ -61,9 +61,9 @@ void *mem_alloc_huge(size_t bytes, const char *purpose, llamac_error *err) {
         return NULL;
     }
 #if defined(MADV_HUGEPAGE)
-    // whole huge pages only, so that the rest of the block takes no more memory than it needs; a refusal is harmless
-    // with NUMA nodes, the first thread that writes to a page decides where it lies: small pages keep the parts of
-    // different threads apart
+    // Advises on whole huge pages only, so that the rest of the block takes no more memory than it needs. A refusal is
+    // harmless. With several NUMA nodes, the first thread to write to a page decides where it lies: small pages keep
+    // the parts of different threads apart.
     const int advice = nodes_are_several() ? MADV_NOHUGEPAGE : MADV_HUGEPAGE;
     if (bytes >= HUGE_PAGE) (void)madvise(memory, bytes / HUGE_PAGE * HUGE_PAGE, advice);
 #endif

@@ -12,7 +12,7 @@
 #define EXACT_BLOCKS 1
 #endif
 #endif
-// Fills memory that is not zeroed in builds with EXACT_BLOCKS. Read as floats it is NaN, so that results reveal reads.
+// Fills memory that is not zeroed in builds with EXACT_BLOCKS. Read as floats it is NaN, which shows in results.
 enum { POISON = 0xff };
 
 // Allocates count * size bytes, zeroed and aligned to 64. On failure returns NULL and fills err; the message names the

@@ -58,10 +58,10 @@ static long split_piece(const struct vocab *v, uint32_t piece, struct split *out
     return found;
 }
 
-// Finds pairs of merges with one score of which the later one ends with the piece that the earlier one begins with.
+// Finds pairs of merges of equal scores in which the right half of the later is the left half of the earlier.
 static int find_rivals(const struct split *group, size_t n, uint32_t *heads, uint32_t *next, struct merge_rival *rivals,
                        size_t max_rivals, size_t *n_rivals) {
-    for (size_t i = 0; i < n; i++) {   // heads: the last split + 1 that begins with a piece; next: the one before it
+    for (size_t i = 0; i < n; i++) {   // heads: 1 + the last split whose left half is a piece; next: the one before
         for (uint32_t at = heads[group[i].right]; at; at = next[at - 1]) {
             if (*n_rivals == max_rivals) return -1;
             rivals[(*n_rivals)++] = (struct merge_rival){ group[i].left, group[i].right, group[at - 1].right };

@@ -201,8 +201,8 @@ typedef struct {
 
 // output = activation(gate) * up; with gate LLAMAC_BUFFER_NONE output = activation(up). Before that, with by_weight,
 // gate and up are multiplied by the pair's weight (ROUTE), and then, if is_clamped: clamp(gate, -inf, limit, 0) and
-// clamp(up, -limit, limit, up_offset). xIELU, which has no gate, is the kernel `xielu`
-// with the softplus (gates.h) of its learned numbers.
+// clamp(up, -limit, limit, up_offset). xIELU, which has no gate, is the kernel `xielu` with the softplus (gates.h) of
+// its learned numbers.
 typedef struct {
     int activation;                           // as in the config (docs/format.md)
     llamac_operand alpha_p, alpha_n;          // (1), of xIELU: before the softplus
@@ -237,9 +237,8 @@ typedef struct {
 } llamac_expert_product_step;
 
 // output = 0, unless `accumulate`. Then, for the experts of a row in ascending order: output += expert_out * weight;
-// the weight is 1 without by_weight.
-// With is_adapted, output += expert_added * weight follows for each expert whose EXPERT_ADDED a step of the layer
-// writes. Each product is rounded before it is added.
+// the weight is 1 without by_weight. With is_adapted, output += expert_added * weight follows for each expert whose
+// EXPERT_ADDED a step of the layer writes. Each product is rounded before it is added.
 typedef struct { int output, n_used, width, accumulate, by_weight, is_adapted; } llamac_combine_step;
 
 // to += scale * norm(from), or to += scale * from if norm.weight.data is NULL. Each operation is rounded. A scale of 1

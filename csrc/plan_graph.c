@@ -7,7 +7,7 @@
 #include "plan_writer.h"
 #include "session.h"
 
-// Appends what a layer makes of its embeddings.
+// Appends the branch of a layer's own token embeddings.
 static void layer_embedding(struct writer *w, const struct layer *layer) {
     const struct projection gate = { &layer->layer_embedding_gate, NULL, LLAMAC_BUFFER_GATE },
                             out = { &layer->layer_embedding_out, NULL, LLAMAC_BUFFER_BRANCH };
@@ -39,7 +39,7 @@ static void feed_forward(struct writer *w, const struct layer *layer) {
     if (plan_has_post_norm(layer)) plan_add_branch(w, layer->ffn_post_norm, layer->ffn_post_norm_bias);
 }
 
-// Stages of a part that a layer does not have are zeros: [first, last].
+// Appends zeros for the stages [first, last], of a part that the layer does not have.
 static void observe_none(struct writer *w, int first, int last) {
     for (int stage = first; stage <= last; stage++) plan_observe(w, stage, LLAMAC_BUFFER_X, 0);
 }
@@ -109,7 +109,7 @@ static void ropes_and_embedding(struct writer *w) {
     plan_observe(w, LLAMAC_STAGE_EMBEDDING, LLAMAC_BUFFER_X, (int)c->dim);
 }
 
-// Appends the inputs that layers make of the token's own embeddings.
+// Appends the inputs of all layers from their own token embeddings.
 static void layer_inputs(struct writer *w) {
     const struct llamac_model *m = w->model;
     const float scale = m->config->embedding_scale;

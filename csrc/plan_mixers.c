@@ -38,7 +38,7 @@ static void head_product(struct writer *w, const struct matrix *m, int heads, in
     };
 }
 
-// The numbers of a head of q before attn_k_b: its rotated part, then the other one.
+// The numbers of a head of q before attn_k_b: its rotated part, then the rest.
 static int latent_q_dim(const struct layer *layer) {
     return layer->heads.dim - layer->heads.value_dim + (int)layer->record->qk_nope_head_dim;
 }
@@ -179,7 +179,7 @@ static void scan(struct writer *w, const struct layer *layer) {
     if (c->state_norm == STATE_NORM_BEFORE_GATE) gate_mix(w, values);
 }
 
-// The stages of attention are zeros.
+// Appends zeros for the stages of attention.
 static void observe_no_attention(struct writer *w) {
     static const int stages[] = { LLAMAC_STAGE_Q, LLAMAC_STAGE_K, LLAMAC_STAGE_V, LLAMAC_STAGE_CACHE_K,
                                   LLAMAC_STAGE_CACHE_V, LLAMAC_STAGE_SCORES };

@@ -190,7 +190,7 @@ static struct {
     int owned;                  // a caller owns the team: only it uses the fields after `guest`
     struct waiter *queue;       // in order of arrival
     uint32_t pauses;            // of the current run that some member has reached
-    int64_t no_guest_before;    // time
+    int64_t no_guest_before;    // the earliest time for the next guest
     struct guest guest;         // waiter NULL: none
 
     int size;                   // threads, without the caller

@@ -80,7 +80,7 @@ void pack_row(const struct worker *w, struct consumers consumers, const struct p
     if (any_adapter) lora_pack_row(w, consumers, p, x, width, first, last, r);
 }
 
-enum { MAX_SHARE_GROWTH = 32 };   // a share may grow by 1/32 of it so that shares consist of whole blocks
+enum { MAX_SHARE_GROWTH = 32 };   // a share may grow by 1/32 to consist of whole blocks
 
 int packs_own_columns(const struct worker *w, const struct matrix *consumer, int strips) {
     const int count = w->member->count, even = ceil_div(strips, count),

@@ -13,8 +13,8 @@
 
 enum { MAX_COLUMNS = 1 << 24 };   // as in the tensor record
 
-// How far the largest magnitude of a block is clipped at most: the fewer codes there are, the more. With importance,
-// columns that matter little may clip more.
+// Returns the largest `clip` of choose_sizes: the fewer codes there are, the more an optimal scale clips. With
+// importance, columns that matter little may clip more.
 static float most_clipping(int dtype, int has_importance) {
     const int bits = dtype_table[dtype].code_bits;
     return (bits == 2 ? 1.9f : bits == 3 ? 1.4f : 1.12f) + (has_importance ? 0.13f : 0);

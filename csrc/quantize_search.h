@@ -2,16 +2,16 @@
 // quantize_search.h - the search for the scales of dtypes with grids: of all scales that can be best, it finds those of
 // least weighted error with the nearest codes. Part of quantize_template.h.
 //
-// Blocks without weights take two steps. The first one computes all errors in integers, of known accuracy. The second
-// one computes the few errors that can be least again, as the definition does, so the result is that of computing all.
+// Blocks without weights take two steps. The first computes all errors in integers, with a bound on their inaccuracy.
+// The second recomputes, as the definition does, the few that can be the least, so the result is exact.
 
 enum {
     MAX_SPANS = BLOCK_COLUMNS / 16,    // blocks of columns that share a scale, in 128 columns
     MAX_SCALE = 127,
     CANDIDATES = 6,                // scales that are tried with feedback inside the block
     MAX_TRIED = 2 * (MAX_SCALE + 1),   // scales of a block: every size with both signs
-    // In a block with a smaller largest magnitude, in units of the first code, the smallest size that is tried, which
-    // is rounded down, can put values beyond the positions that integers can represent.
+    // If the largest magnitude of a block, in units of the first code, is smaller, then rounding down the smallest
+    // size that is tried can put values beyond the positions that integers can represent.
     MIN_COARSE = 19,
     COARSE_UNIT = 512,             // integer positions are multiples of 1/512 code
 };

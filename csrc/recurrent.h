@@ -10,7 +10,7 @@ struct state_sizes { int keys, values, channels, key_heads, heads, key_dim, valu
 struct state_sizes state_sizes_of(const struct llamac_session *s, int layer);
 
 // Returns the state that a segment ends with, of a layer's head: (key_dim, value_dim), in the order of struct
-// delta_rule. It is a copy of the state before the segment.
+// delta_rule. Initializes it with the state before the segment.
 float *state_of_segment(const struct llamac_session *s, int layer, const struct state_sizes *z,
                         const struct state_segment *segment, int head);
 

@@ -3,7 +3,7 @@
 // own scales, minimums and codes, so `llamac_ungroup` restores every bit.
 //
 // A group of 32 columns of 16 rows passes through 8 x 16 words: byte i of word [k][r] is the code of column 4 k + i of
-// row r. With rows in the last dimension, compilers vectorise the loops over rows.
+// row r. With rows in the last dimension, compilers vectorize the loops over rows.
 #include <string.h>
 #include "common.h"
 #include "dtype.h"

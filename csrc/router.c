@@ -53,7 +53,7 @@ void router_select(const struct kernels *kernels, const struct layer_record *rec
     const size_t part = router_scratch_floats((size_t)n) / 3;
     float *const scores = scratch, *const ranks = scores + part, *const group_ranks = ranks + part;
     uint8_t excluded[FORMAT_MAX_EXPERTS], chosen[FORMAT_MAX_EXPERTS];
-    // the logits are in the order of their scores, and differ where sigmoids are rounded to 1
+    // logits rank like their scores, and still differ where sigmoids round to 1
     const int needs_scores = !is_softmax || choice_bias || !record->expert_weights;
     if (needs_scores) score(kernels, record, logits, scores);
     const float *order = is_softmax || !record->n_expert_groups ? logits : scores;

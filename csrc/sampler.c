@@ -171,7 +171,7 @@ static void select_by_logit(struct draw *d, int k) {
 
 // Makes the tokens with probabilities of at least `bound` the candidates, or all tokens if few are below it.
 static void select_by_probability(struct draw *d, float bound) {
-    // bound >= 2^exponent, so a block whose maximum is below `logit` has no candidate
+    // bound >= 2^exponent, and 0.7 > ln 2: a block whose maximum is below `logit` has no candidate
     const int exponent = (int)(f32_bits(bound) >> 23) - 127;
     const float logit = d->from.largest + d->settings->temperature * 0.7f * (float)min_int(exponent - 1, 0);
     struct candidates *c = &d->candidates;

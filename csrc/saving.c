@@ -114,8 +114,8 @@ int llamac_copy_page(const llamac_session *s, int group, llamac_page *page, int 
         return bad_argument(err, "cannot copy positions %d to %d of a page, expected a range within 0 to %d", first,
                             last, KV_PAGE);
     if (is_state_group(s, group)) return copy_state(s, bytes_of(page), out, err);
-    // Zeros are stored at the positions in a head filled with 0x00 and in one filled with 0xff: stored bytes are the
-    // same in both. All heads of a group store a position in the same bytes.
+    // Finds the bytes of the positions by storing zeros there in a head filled with 0x00 and in one filled with 0xff:
+    // stored bytes are equal in both. All heads of a group store a position in the same bytes.
     const size_t keys = kv_keys_bytes(s->kv_dtype, g->head_dim);
     const size_t head = keys + kv_values_bytes(s->kv_dtype, g->value_dim);
     const size_t zeros = round_up((size_t)g->head_dim * sizeof(float), LINE_BYTES);

@@ -103,7 +103,7 @@ void session_set_length(struct sequence *q, int length) { __atomic_store_n(&q->l
 uint8_t *session_take_page(struct llamac_session *s, const struct kv_group *g, llamac_error *err) {
     const size_t max_pages = (size_t)s->n_sequences * (size_t)ceil_div(s->context, KV_PAGE);
     uint8_t *page = kv_page_alloc(s->pages, g->page_bytes, max_pages, err);
-    // not for drafts: they are not worth kept states, which their branches share
+    // drafts do not evict kept states: their branches share those, and may be rejected
     if (!page && !s->n_branches && session_drop_kept(s)) page = kv_page_alloc(s->pages, g->page_bytes, max_pages, err);
     if (page) count_pages(s, g, 1);
     return page;

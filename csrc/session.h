@@ -146,7 +146,7 @@ struct sequence {
 };
 
 // Rows [first, last) of a chunk, adjacent rows of a sequence: they continue from one state (NULL: zeros) and end with
-// another one, after `length` positions.
+// another, after `length` positions.
 struct state_segment { int sequence, first, last, length, kept; uint8_t *from, *to; };
 
 // A draft of the last llamac_eval_drafts. Accepting it makes its sequence equal to the first `length` positions of a
@@ -187,7 +187,7 @@ struct llamac_session {
     llamac_step_cost *profile;    // (n_layers, LLAMAC_N_STEPS), the caller's; or NULL
 };
 
-// The rows of a chunk, at most. On the CPU, an expert multiplies only a part of them, after unpacking its weights.
+// Returns the most rows of a chunk. On the CPU, an expert multiplies only a part of them, after unpacking its weights.
 static inline int chunk_rows(const struct llamac_session *s) {
     if (s->device) return s->device->most_rows;
     return s->model->max_experts ? EXPERTS_CHUNK_ROWS : CHUNK_ROWS;
@@ -205,8 +205,8 @@ int session_reserve_rows(struct llamac_session *s, int rows, int length, llamac_
 size_t session_scratch_limit(const struct llamac_session *s);
 
 // Clears newly allocated scratch. All members of a run call it first. With several NUMA nodes, a page of memory is
-// placed on the node of the thread that first writes to it: members clear their own memory and, in turn, parts of the
-// shared buffers.
+// placed on the node of the thread that first writes to it: members clear their own memory and interleaved parts of
+// the shared buffers.
 void session_clear_scratch(struct llamac_session *s, const struct member *member);
 
 // ---- sequences.c
@@ -222,7 +222,7 @@ void session_close_sequence(struct llamac_session *s, struct sequence *q);
 static inline struct sequence *session_sequence(const struct llamac_session *s, int sequence) {
     return sequence < s->n_sequences ? &s->sequences[sequence] : &s->branches[sequence - s->n_sequences];
 }
-// Makes a sequence equal to the first `length` positions of another one. The caller has checked that this is possible.
+// Makes a sequence equal to the first `length` positions of another. The caller has checked that this is possible.
 void session_share_prefix(struct llamac_session *to, int to_sequence, const struct llamac_session *from,
                           int from_sequence, int length);
 // Sets a sequence's length and its pages, adding a reference to each page. A group's pages begin at
@@ -259,7 +259,7 @@ void session_cut_states(struct llamac_session *s, struct sequence *q, int length
 int session_cut_length(const struct llamac_session *s, const struct sequence *q, int length);
 // Removes all kept states, so that others get their memory. Returns whether there were any.
 int session_drop_kept(struct llamac_session *s);
-// Give a sequence without states those of another one after at most `length` positions, or one state.
+// Give a sequence without states those of another after at most `length` positions, or one state.
 void session_share_states(struct llamac_session *to, struct sequence *q, const struct sequence *source, int length);
 void session_set_state(struct llamac_session *s, struct sequence *q, int length, uint8_t *page);
 // Adds n earlier states, the latest first, to the one that session_set_state has given to a sequence.

@@ -8,7 +8,7 @@
 #include "common.h"
 #include "recurrent.h"
 
-enum { CHANNELS = 16 };   // that are not divided
+enum { CHANNELS = 16 };   // per unit of work: whole vectors
 
 void short_conv(const struct worker *w, int l) {
     const struct eval *e = w->eval;

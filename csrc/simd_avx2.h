@@ -311,7 +311,7 @@ INLINE int16_acc int16_acc_dot(int16_acc d, int16_codes w, const int32_t *inputs
 
 #define INT16_AS_BYTES
 typedef struct { __m256i h_a, h_b, l_a, l_b; } byte_acc;   // two int16 per row
-// Turns the 8 words of 16 columns, as int16_pack_words wrote them, into words of 4 h and of 4 l in turn.
+// Turns the 8 words of 16 columns, as int16_pack_words wrote them, into alternating words of 4 h and of 4 l.
 INLINE void int16_words_to_bytes(const int32_t *words, int32_t *bytes) {
     const __m256i order =
         _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15));

@@ -32,7 +32,7 @@ enum {
 #undef UNROLL
 #define UNROLL
 
-// Not inlined: operations that expand to many instructions without hardware would otherwise be most of the library.
+// Not inlined: operations that expand to many instructions without hardware would otherwise fill most of the library.
 #define NOINLINE static __attribute__((noinline, unused))
 // Nor does plain C gain from a copy of each tile per height and dtype.
 #undef SPECIALIZED

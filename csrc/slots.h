@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // slots.h - slots: the weights that a config calls for, with their names, shapes and order in the file.
 //
-// An iterator stands at one slot after the other, also at those that the config does not call for. The functions below
-// describe the slot where it stands.
+// An iterator visits all slots in order, also those that the config does not call for. The functions below describe its
+// current slot.
 #ifndef LLAMAC_SLOTS_H
 #define LLAMAC_SLOTS_H
 #include "format.h"

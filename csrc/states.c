@@ -72,8 +72,8 @@ int session_cut_length(const struct llamac_session *s, const struct sequence *q,
     return cut;
 }
 
-// Removes a kept state if there are too many: of those before the end of the last prompt, or, if there are none, of all
-// but the last two, the one whose removal adds the least to what a truncation recomputes, relative to the distance.
+// Removes a state if there are too many, but none of the last two. Ends of prompts go only if no others are left. Among
+// equals, removes the one that adds the least to what a truncation recomputes, relative to its distance from the end.
 static void thin_out(struct llamac_session *s, struct sequence *q) {
     if (q->n_states <= session_max_kept(s)) return;
     const int n = q->n_states, end = q->states[n - 1].length;
@@ -218,8 +218,7 @@ void session_drop_free_states(struct llamac_session *s) {
     while (s->n_free_states) session_release_page(s, &s->state_group, s->free_states[--s->n_free_states]);
 }
 
-// The pages of the drafts before are used again, because the system clears new memory: that takes as long as writing
-// the states.
+// Reuses the pages of the previous drafts: the system would clear new ones, which takes as long as writing the states.
 int session_reserve_draft_states(struct llamac_session *s, llamac_error *err) {
     for (int i = 0; i < s->n_drafts && s->state_group.page_bytes; i++) {
         uint8_t **page = &s->drafts[i].state;
@@ -227,7 +226,7 @@ int session_reserve_draft_states(struct llamac_session *s, llamac_error *err) {
             *page = s->free_states[--s->n_free_states];
             continue;
         }
-        // not session_take_page: drafts are not worth kept states
+        // not session_take_page, which may drop kept states: drafts are not worth them
         *page = kv_page_alloc(s->pages, s->state_group.page_bytes, (size_t)s->n_drafts, err);
         if (!*page) return -1;
         session_count_page(s, &s->state_group);

@@ -12,7 +12,7 @@
 #include "random_weights.h"
 #include "sha256.h"
 
-// dtype: of the matrices; 0 gives each matrix another one.
+// dtype: of the matrices; 0 gives each matrix a different one.
 // experts: per layer, 2 of them active; such a model also has norms of q and k, scales, caps and every norm placement.
 // window: of every second layer. rope_dim: rotated dimensions of a head; 0: all.
 // norm_after_rope: norms of each head of q and k after RoPE.
@@ -21,13 +21,13 @@
 // encoder: attention to both sides, 3 types, and norms of the residual stream itself.
 // bias_distance: biases of scores for distances up to it; without encoder, the embedding is also normed.
 // layered: layers differ in their heads, of some the keys are also the values, values are normed, the last layer reads
-// the keys of another one, layers have scales, embeddings of their own and every norm placement; experts have norms and
+// the keys of another, layers have scales, embeddings of their own and every norm placement; experts have norms and
 // factors.
 // recurrent: two of three layers are Gated DeltaNets, the others have a gate for each element of their result; 2: for
 // each head.
 // mamba: every second layer is Mamba 2, with limits of its steps; enum state_norm: of these layers.
 // beside: Mamba 2 layers have attention, too.
-// parts: a layer is Mamba 2, a network, attention, or experts without gates, in turn.
+// parts: layers alternate between Mamba 2, a network, attention, and experts without gates.
 // mixers: routers with sigmoids, groups and biases for the choice; 1: every second layer is a short convolution.
 // chunks: windows are chunks, in layers with norms of rotated heads; the others have scaled queries and no RoPE.
 // Experts are weighted before their networks. With mixers, routers have neither groups nor biases.
@@ -166,8 +166,8 @@ static inline struct layer_record tiny_layer(const struct tiny_shape *s, int lay
     };
 }
 
-enum { EXACT_DTYPES = -1, FEW_BITS = -2 };   // a shape's dtype: all of GGUF's dtypes in turn; q3, q2 and t2 in turn
-// 0: f32 to q4s in turn.
+enum { EXACT_DTYPES = -1, FEW_BITS = -2 };   // a shape's dtype: matrices cycle through GGUF's dtypes, or q3, q2 and t2
+// 0: cycles through f32 to q4s.
 static inline int tiny_dtype(const struct tiny_shape *s, size_t tensor) {
     if (s->dtype == FEW_BITS) return LLAMAC_Q3 + (int)(tensor % (LLAMAC_T2 + 1 - LLAMAC_Q3));
     if (s->dtype != EXACT_DTYPES) return s->dtype ? s->dtype : 1 + (int)(tensor % LLAMAC_Q4S);

@@ -12,7 +12,7 @@
 
 enum { MAX_PROBES = 1024 };   // real vocabularies need fewer than 100
 enum { AHEAD = 12 };          // entries between the prefetch of a table's line and its use
-enum { PIECE_BITS = 21, PAIR_BITS = 22 };   // of an entry; the others are the tag: most searches end without a string
+enum { PIECE_BITS = 21, PAIR_BITS = 22 };   // of an entry; with the others as a tag, few searches read strings
 _Static_assert(VOCAB_MAX_TOKENS < 1 << PIECE_BITS && VOCAB_MAX_MERGES < 1 << PAIR_BITS, "entries fit below their tags");
 
 static const uint64_t MIX = 0x9E3779B97F4A7C15u;

@@ -87,7 +87,7 @@ struct added_tokens {
     const uint8_t *flags;        // (n) borrowed
     const uint8_t *text;         // borrowed
     uint32_t first[257];         // the first name that begins with this byte or a later one
-    uint32_t *shorter;           // (n) the longest other name that begins this one + 1, or 0
+    uint32_t *shorter;           // (n) 1 + the longest other name that is a prefix of this one, or 0
 };
 struct added_match { size_t start, end; uint32_t index; };
 struct added_search { size_t at, done, spaces_start, spaces_end; };   // zero at the start
