@@ -63,7 +63,7 @@ class AttentionTiles:
         return self._shapes[shape].by_kind[kind]
 
     def reserve(self, shape: Shape) -> bool:
-        """Divide the attention of a shape, and have its memory. Returns whether the address of partials has changed.
+        """Divide the attention of a shape and give it memory. Returns whether the address of partials has changed.
 
         Raises:
             OutOfMemoryError: The device has too little memory.
@@ -80,7 +80,7 @@ class AttentionTiles:
     def _divided(self, shape: Shape) -> _ShapeTiles:
         import numpy as np
 
-        # as if the pass ended with the tables' last position: its graph is valid for all shorter ones
+        # as if the pass ended at the tables' last position: the graph then serves every shorter pass
         runs = [Run(first, end - first, shape.pages * KV_PAGE - (end - first)) for first, end in shape.runs]
         found = {
             kind: layer_launches.attention_tiles(runs, kind, self._kv_dtype, self._driver.properties, PARTIAL_BYTES)

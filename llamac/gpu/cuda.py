@@ -65,12 +65,12 @@ class Cuda:
         self._ring: PinnedRing | None = None
         self._capturing = False
         self._after_kernel = False  # the stream's last operation is a kernel
-        self._problem: str | None = None  # after which the device is lost
+        self._problem: str | None = None  # why the device is lost; None: it is not
         self._guard = _Guard(self)
         with self._guard("looking for a device"):
             self.properties = self._described()
             version = self._runtime.driverGetVersion()
-        # other modules' functions and streams are not the driver's
+        # injected modules have functions and streams that the driver does not know
         self._early = early_launcher(self.properties.capability, version) if modules is None else None
         self._recorder: Recorder | None = None if modules is None else self._record_by_runtime
         capability = self.properties.capability
@@ -104,7 +104,7 @@ class Cuda:
         )
 
     def _load(self, code: bytes) -> None:
-        """Load all kernels onto the device now: loading one later could wait for a graph's capture."""
+        """Load all kernels onto the device now: loading one during a graph's capture could block."""
         driver = self._cupy.driver
         module = driver.moduleLoadData(code)
         self._modules.append(module)
@@ -143,7 +143,7 @@ class Cuda:
         with self._guard("freeing memory"):
             self._runtime.streamSynchronize(self._stream)
             self._runtime.free(address)
-        del self._allocations[address]  # if this has failed, `close` frees it
+        del self._allocations[address]  # after an error above, `close` frees it
 
     def upload(self, address: int, source: Bytes) -> None:
         not_in_a_graph(self._capturing, "upload")
@@ -252,7 +252,7 @@ class Cuda:
             with self._guard("ending a capture"):
                 return self._runtime.streamEndCapture(self._stream)
         except LlamacError:
-            with contextlib.suppress(LlamacError), self._guard("ending a capture"):  # if it has not been tried
+            with contextlib.suppress(LlamacError), self._guard("ending a capture"):  # may not have been tried
                 self._runtime.graphDestroy(self._runtime.streamEndCapture(self._stream))
             raise
 
@@ -299,7 +299,7 @@ class Cuda:
 
 @contextlib.contextmanager
 def _garbage_kept() -> Iterator[None]:
-    """Collect no garbage meanwhile: its memory may be another driver's, and a capture fails if its thread frees any."""
+    """Suspend the garbage collector: a capture fails if its thread frees memory, even that of another driver."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -310,7 +310,7 @@ def _garbage_kept() -> Iterator[None]:
 
 
 class _Graph:
-    """A captured graph. CUDA's graphs have the addresses of their memory, which must not be freed before."""
+    """A captured graph. It contains addresses of device memory, which must outlive it."""
 
     def __init__(self, device: Cuda) -> None:
         self._device = device
@@ -372,4 +372,4 @@ class _Guard:
         try:
             raise found
         finally:
-            del found  # otherwise its traceback has this frame, and the frame has it
+            del found  # breaks the cycle of the error, its traceback and this frame

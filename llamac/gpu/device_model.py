@@ -174,16 +174,16 @@ class DeviceModel:
         self._page_bytes: dict[int, int] = {}  # the sizes of the slabs of pages, by address
         self._state_bytes: dict[int, int] = {}  # those of drafters' hidden states
         self._freed: deque[int] = deque()  # the addresses of slabs to free when the driver is idle
-        self._close = weakref.finalize(self, _close, self.driver, self._graphs)  # runs once, also if nobody closes
+        self._close = weakref.finalize(self, _close, self.driver, self._graphs)  # runs once, even without `close`
         self._close.atexit = False  # other threads may still compute
         try:
             self._least_kv = least_kv
             self._margin = MARGIN + MTP_MARGIN * (len(plans) - 1) if name != "emulator" else 0
             self._weights = Weights(self.driver, file, plans, least_kv, self._margin)
             self._file = weakref.ref(file)
-            self._n_parts = 0  # made so far, which numbers them
+            self._n_parts = 0  # made so far: the next one's number
             self._parts = [self._part(plan, self._weights) for plan in plans]
-            self._reading: dict[tuple[int, int, int], Part] = {}  # the model with the states after these layers
+            self._reading: dict[tuple[int, int, int], Part] = {}  # the model that records states after these layers
             self._drafters: list[Drafter] = []
             room = self.driver.memory()[0] - self._margin
             self.mtp_kv_room = layers_share(room, least_kv, file.config["n_layers"], 1) if len(plans) > 1 else 0
@@ -213,7 +213,7 @@ class DeviceModel:
 
     def _lose(self, failure: DeviceError) -> None:
         if self.lost is None:
-            self.lost = DeviceError(str(failure), lost=True)  # without the traceback, whose frames have much memory
+            self.lost = DeviceError(str(failure), lost=True)  # without the traceback, whose frames hold much memory
 
     def lost_error(self) -> DeviceError:
         """The error of a call that needs the lost device."""

@@ -1,7 +1,7 @@
 """Launches of the kernels that only drafters need: inputs side by side, and the logits of some of the tokens.
 
-Addresses are integers in the device's memory. The kernels' comments give shapes, and name the functions of
-the core whose results they reproduce bit for bit.
+Addresses are integers in the device's memory. The kernels' comments give shapes, and name the functions of the core
+whose results they reproduce bit for bit.
 """
 
 from __future__ import annotations

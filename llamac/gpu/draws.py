@@ -17,7 +17,7 @@ MOST_TOP_K = 1024  # draw.cu sorts twice as many tokens
 NO_TOKEN = -1
 
 _CHUNK = 1024  # logits of a block of threads, as in draw.cu
-_MAGNITUDES = 32
+_MAGNITUDES = 32  # as in draw.cu
 _RECORD = [  # struct draw: a Draw and the row of logits
     *(("seed", "u8"), ("position", "u8"), ("candidate", "u4"), ("top_k", "i4")),
     *(("temperature", "f4"), ("top_p", "f4"), ("min_p", "f4"), ("row", "i4")),

@@ -130,7 +130,7 @@ class PassGraph:
         return self._measuring[observed]
 
     def _reserve(self, shape: Shape) -> None:
-        """Have the memory for passes of a shape. Graphs whose addresses change are gone, also if one part fails."""
+        """Reserve memory for passes of a shape. Drops graphs whose addresses change, even if a later part fails."""
         if self._rows.reserve(shape):
             self._drop_captured()
         if self._buffers.reserve(shape.rows, max(shape.wanted, 1), shape.hidden):

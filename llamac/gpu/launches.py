@@ -184,7 +184,7 @@ def _rows_are_many(driver: Driver, few_blocks: int, many_blocks: int, m: int, fo
     """Whether the kernels for many rows are faster: weights are decoded once for 64 rows, but fewer warps work.
 
     With quantized weights, the time of the kernels for few rows grows with their blocks; those for many rows need about
-    as long for one block per multiprocessor as for a few. Codes that are looked up make few rows dearer. Microseconds
+    as long for one block per multiprocessor as for a few. Looking up codes slows the kernels for few rows. Microseconds
     on an H200 (132 multiprocessors), few and many: 4096 x 4096 in q8, 16 blocks per multiprocessor: 44, 57; 28672 x
     4096, 27 blocks: 79, 50. In q4, 4096 x 4096, 8 blocks: 32, 36; 6144 x 4096, 12 blocks: 48, 37.
 

@@ -2,8 +2,8 @@
 which grid and shared memory.
 
 Addresses are integers in the device's memory; 0 is none. Rows of floats lie side by side. Each function names the step
-of the plan (csrc/plan.h) that it computes. The kernels' comments give shapes, and name the functions
-of the core whose results they reproduce bit for bit.
+of the plan (csrc/plan.h) that it computes. The kernels' comments give shapes, and name the functions of the core whose
+results they reproduce bit for bit.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class Observing:
         self._copies: dict[tuple[int, int], int] = {}  # by stage and layer: the address of what products write
 
     def copy(self, stage: int, layer: int) -> int:
-        """The address that a product writes its stage to; 0 if nobody observes it."""
+        """The address that a product writes its stage to; 0 if it has no observer."""
         to = self._observers.get((stage, layer))
         if to is None:
             return 0

@@ -114,7 +114,7 @@ class PinnedRing:
     def _take(self, size: int) -> int:
         """Room for a copy: waits for the copies that used it before."""
         start = self._end
-        if start % CAPACITY + size > CAPACITY:  # not at the end: at the beginning again
+        if start % CAPACITY + size > CAPACITY:  # does not fit before the end: wraps around
             start += CAPACITY - start % CAPACITY
         self._end = start + -(-size // ALIGNMENT) * ALIGNMENT
         while self._parts and self._end - self._parts[0].start > CAPACITY:

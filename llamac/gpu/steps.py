@@ -137,7 +137,7 @@ def packed_forms(steps: Sequence[Any], *, fast: bool) -> dict[int, tuple[Form, .
 
 
 def _written_by(step: Any) -> tuple[str, bool]:
-    """The buffer that a step writes, or ""; and whether the step can pack it meanwhile."""
+    """The buffer that a step writes, or ""; and whether the step can also pack it."""
     if isinstance(step, plan_records.Attend):
         return "mix", step.value_dim % BLOCK_COLUMNS == 0
     if isinstance(step, plan_records.DeltaRule | plan_records.Scan):

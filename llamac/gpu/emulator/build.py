@@ -29,7 +29,7 @@ _FLAGS = (
         "-Wno-unused-function",
         "-Wno-missing-field-initializers",
     ),
-    # csrc's constants are enumerations, in which C++20 would rather not have C's arithmetic
+    # csrc's constants are enumerations: C++20 deprecates arithmetic that mixes them
     *("-Wno-deprecated-enum-enum-conversion", "-Wno-deprecated-anon-enum-enum-conversion"),
     "-Wno-maybe-uninitialized",  # values loaded ahead are used under the same condition
 )
@@ -63,7 +63,7 @@ def build(source: Path, cache: Path, sanitize: str = "", checked: bool = False) 
 def _kept(
     source: Path, cache: Path, suffix: str, flags: tuple[str, ...], make: Callable[[Path, Path, Sequence[str]], None]
 ) -> Path:
-    """What `make` makes of a file, from the cache if everything that decides it is the same.
+    """The output of `make` for a file, from the cache if nothing that determines it has changed.
 
     If another thread or process makes it, this one waits.
     """
@@ -75,7 +75,7 @@ def _kept(
         with locked(lock):
             if not path.exists():
                 with replacing(path, sync=False) as file, tempfile.TemporaryDirectory() as folder:
-                    # compilers replace the file that they write, and nobody would have locked the new one
+                    # a compiler replaces its output file, and the new one would not be locked
                     made = Path(folder, path.name)
                     make(source, made, flags)
                     file.write(made.read_bytes())
@@ -100,7 +100,7 @@ const emulator::Kernel emulator_kernels[] = {{ {entries}{{nullptr, nullptr, null
 }}
 """
     text = re.sub(r"\b__global__\b", "__attribute__((noinline))", text) + table
-    # a file, without the place of the sources: ccache does not keep what a pipe brought, nor finds it elsewhere
+    # a file without the sources' path: ccache caches no input from a pipe, and would miss in another checkout
     expanded, kernels = f"{library}.ii", f"{library}.o"
     Path(expanded).write_text(text.replace(f'"{_FOLDER.parents[2]}/', '"'), "utf-8")
     _run([*compiler()[0], *flags, "-c", expanded, "-o", kernels])

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT
 // checks.cpp - checks every access of a kernel to memory: that it is inside of an allocation or of the block's shared
-// memory, and that accesses to the same byte, one of them a write, are ordered. (What nobody has written is poison, a
-// NaN, in every build.) Kernels of a checked build are compiled with -fsanitize=thread, which calls the functions at
-// the end of this file; ThreadSanitizer itself takes no part.
+// memory, and that accesses to the same byte, one of them a write, are ordered. (Every build fills new memory with
+// poison, a NaN.) Kernels of a checked build are compiled with -fsanitize=thread, which calls the functions at
+// the end of this file; ThreadSanitizer itself is not linked.
 //
-// Ordered are the accesses of one thread; of threads of a block with a barrier between them, or of a warp with
-// __syncwarp; and of blocks if the first has called __threadfence and the second an atomic operation.
+// Accesses are ordered if they are those of one thread; of a block, with a barrier between them; of a warp, with a
+// __syncwarp between them; or of two blocks, the first after a __threadfence, the second after an atomic operation.
 //
 // An asynchronous copy may write at any time between its issue and the end of its thread's wait. So what others did
-// before must be ordered before its issue, what they do later after that wait, and until then nobody may touch what it
+// before must be ordered before its issue, what they do later after that wait, and until then no one may access what it
 // writes. What it reads counts as read at its issue and after the wait: a write in between, by its own thread or with a
 // barrier on either side, is not found.
 #ifdef EMULATOR_CHECKED
@@ -36,8 +36,8 @@ struct Access {
     int thread;
 };
 struct Byte {
-    // The last write; reads since then by two threads, if possible of two warps. In device memory, the reads of a
-    // block after another block's take each other's place.
+    // The last write; reads since then by two threads, if possible of two warps. In device memory, a block's
+    // reads replace those of an earlier block.
     Access write, reads[2];
     bool is_arriving;         // the write is an asynchronous copy, which its thread has not waited for yet
 };
@@ -84,7 +84,7 @@ bool ordered(const Access &before, const Access &now) {
 
 struct Where { const char *memory; uint64_t offset, bytes; };   // for messages
 
-// A thread as the kernel knows it, and the line, {pc:N}, which emulator.py looks up.
+// Describes an access by its thread's indices and {pc:N}, which emulator.py replaces by the line.
 void describe(char *text, size_t bytes, const Access &access) {
     const unsigned b = access.block - 1, t = (unsigned)access.thread, x = state.threads.x, y = state.threads.y;
     char block[80] = "";
@@ -119,7 +119,7 @@ void check_byte(Byte *byte, const Access &now, bool writes, size_t bytes, const 
         *byte = {now, {}, false};
         return;
     }
-    Access *kept = byte->reads;   // what the new read takes the place of: one that is ordered before it, or the second
+    Access *kept = byte->reads;   // what the new read replaces: one that is ordered before it, or the second
     if (!ordered(*kept, now)) {
         const Access &first = *kept++;
         // Two warps' reads suffice: whoever writes before the next barrier is in conflict with one of them.
@@ -136,7 +136,7 @@ Access access_of(const Running &thread, const void *caller) {
             (uint32_t)(number(caller) - 1 - c->library_start), thread.number};
 }
 
-// What is known of a block's shared memory from an address on; NULL if the address is elsewhere.
+// Returns the records of a block's shared memory from an address on; NULL if the address is elsewhere.
 Byte *shared_bytes(uint64_t address, Where *where) {
     Checks *c = checks;
     if (address >= number(c->dynamic) && address < number(c->dynamic) + c->dynamic_shared.size()) {
@@ -151,7 +151,7 @@ Byte *shared_bytes(uint64_t address, Where *where) {
     return nullptr;
 }
 
-// Complains unless an allocation has all of the bytes from `start` on.
+// Complains unless an allocation contains all of the bytes from `start` on.
 void find_allocation(uint64_t start, uint64_t bytes, const Access &now, bool writes, Where *where) {
     const Checks *c = checks;
     uint64_t low = 0, high = c->n_ranges;   // the last range that starts at or before the address
@@ -192,7 +192,7 @@ void check_barrier() { checks->barriers++; }
 void check_warp(int warp) { checks->warp_barriers[warp]++; }
 void check_fence() { checks->fenced[checks->block - 1] = true; }
 
-// Atomic operations are ordered among themselves. What they change is not followed.
+// Atomic operations are ordered among themselves. Their writes are not recorded.
 void check_atomic(const void *address, size_t bytes) {
     Checks *c = checks;
     c->acquired = true;

@@ -2,7 +2,7 @@
 // cuda.h - the CUDA language on a CPU, as far as the kernels use it: a kernel's text, with this header before it, is
 // C++20. runtime.cpp runs its threads. Every operation rounds as the device's does; compile with -ffp-contract=off.
 //
-// Stricter than a device: a barrier or warp operation that some of its threads never reach is an error, also if they
+// Stricter than a device: a barrier or warp operation that some of its threads never reach is an error, even if they
 // have returned, and so is a shuffle from a lane outside the mask. Not here: clusters, cooperative grids, textures.
 #ifndef LLAMAC_EMULATOR_CUDA_H
 #define LLAMAC_EMULATOR_CUDA_H
@@ -69,7 +69,7 @@ extern State state;
 
 enum WarpOperation { SYNC, SHUFFLE, BALLOT, ADD, MIN, MAX, MMA_S8 };
 
-// What a lane brings to a warp operation, and what it gets.
+// A lane's operands of a warp operation, and its result.
 struct Lane {
     WarpOperation operation;
     unsigned mask;
@@ -83,7 +83,7 @@ void barrier(Place place);                       // __syncthreads
 void warp_operation(Lane *lane, Place place);    // returns when all lanes of the mask have called it
 void fence();                                    // __threadfence: what the thread has written is visible to all
 void atomic(const void *address, size_t bytes);  // called before an atomic operation
-void copy_async(void *to, const void *from, size_t bytes);   // of device.cuh: copies no sooner than they must
+void copy_async(void *to, const void *from, size_t bytes);   // of device.cuh: copies as late as allowed
 void copy_async_commit();
 void copy_async_wait(int groups);
 [[noreturn]] void fail(const char *what, Place place);

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 ALIGNMENT = 256
 POISON = 0xFF  # NaN in every float type
-KINDS = {"p": "uint64", "i": "int32", "f": "float32"}  # of parameters: cuda.h describes kernels so
+KINDS = {"p": "uint64", "i": "int32", "f": "float32"}  # types of parameters by cuda.h's letters
 
 _launching = threading.Lock()  # a library has one set of fibers
 
@@ -83,7 +83,7 @@ class Emulator:
         self.properties = Properties("emulated device", (8, 0), 4, 99 << 10, memory, "emulator")
         self.seed = seed
         self._sizes: dict[int, int] = {}  # of allocations by address
-        self._libc = ctypes.CDLL(None)  # also inside a sanitizer, whose functions replace the system's
+        self._libc = ctypes.CDLL(None)  # finds the functions of a sanitizer that replace the system's
         self._recording: list[Callable[[], object]] | None = None
         self._kernels: dict[str, tuple[ctypes.CDLL, _Kernel]] = {}
         files = kernel_files() if sources is None else list(sources)

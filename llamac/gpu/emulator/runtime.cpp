@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // runtime.cpp - runs the threads of a kernel on one thread of the CPU: blocks one after the other, the threads of a
-// block as fibers, which change places where they wait. Linked to each library of kernels (build.py).
+// block as fibers, which switch where they wait. Linked to each library of kernels (build.py).
 #include "cuda.h"
 #include "checks.h"
 
@@ -159,7 +159,7 @@ struct Thread {
 // An asynchronous copy that has not happened. It happens when its thread waits for it, as late as a device may do it.
 struct Copy { void *to; const void *from; size_t bytes; int group; };
 
-// What emulator_launch gets from Python (emulator/__init__.py has the same fields).
+// What emulator_launch gets from Python (_Launch of emulator.py has the same fields).
 struct Launch {
     const Kernel *kernel;
     void *const *arguments;
@@ -199,7 +199,7 @@ unsigned char *take_stack() {
     if (memory == MAP_FAILED || mprotect(memory, GUARD_BYTES, PROT_NONE)) abort();
     return r->stacks[r->n_stacks++] = static_cast<unsigned char *>(memory);
 }
-// Of the part that a fiber uses: the tops of stacks differ in their low bits, so that caches hold those of all threads.
+// The bytes of a stack that a fiber uses. The tops of stacks are staggered; otherwise they would share cache sets.
 size_t usable(const unsigned char *stack) {
     return STACK_BYTES - reinterpret_cast<uintptr_t>(stack) / STACK_BYTES * 320 % 16384;
 }
@@ -345,7 +345,7 @@ void run_block() {
     Runtime *r = runtime;
     r->n_at_barrier = r->n_done = r->n_ready = 0;
     memset(r->waiting, 0, sizeof r->waiting);
-#ifndef WITH_ASAN   // which has marked the gaps between variables
+#ifndef WITH_ASAN   // ASan forbids access to the gaps between variables
     memset(__bss_start, POISON, (size_t)(_end - __bss_start));
 #endif
     memset(state.dynamic_shared, POISON, r->launch->shared_bytes);
@@ -381,7 +381,7 @@ void multiply_s8(Lane *const *lanes) {
                 lanes[lane]->sums[i] += a[lane / 4 + i / 2 * 8][k] * b[2 * (lane % 4) + i % 2][k];
 }
 
-// Every lane of the mask has arrived: computes what each gets.
+// Every lane of the mask has arrived: computes their results.
 void complete(unsigned mask, Thread *warp, Thread *self) {
     Lane *lanes[WARP_LANES] = {};
     uint64_t values[WARP_LANES] = {};

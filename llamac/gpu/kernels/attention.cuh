@@ -18,10 +18,10 @@ enum {
     PAGE_WORDS = KV_PAGE / 4,                    // words of 4 codes
 };
 
-// What all blocks of threads of a launch have in common.
+// What all blocks of threads of a launch share.
 struct Attention {
     const float *q;                              // (rows, n_heads, head_dim)
-    float scale;                                 // multiplies q, unless there are
+    float scale;                                 // multiplies q if `scales` is NULL
     const float *scales;                         // (rows), or NULL
     const int *positions, *runs, *ends;          // (rows); ends: of the positions that a row sees without a window
     Cache cache;
@@ -210,7 +210,7 @@ template <bool two_sided, int dtype, int Q>
 static __device__ void load_tile(const Attention &a, const Tile &tile, const Memory<dtype, Q> &s) {
     const int lane = threadIdx.x % WARP_LANES, warp = threadIdx.x / WARP_LANES;
     for (int t = threadIdx.x; t < Q; t += ATTEND_THREADS) {
-        const int row = row_of(a, tile, min(t, tile.n - 1)), position = a.positions[row];   // after the last: as it
+        const int row = row_of(a, tile, min(t, tile.n - 1)), position = a.positions[row];   // after the last: the last
         s.begin[t] = first_visible(position, a.window);
         s.end[t] = visible_end<two_sided>(position, a.window, two_sided ? a.ends[row] : 0);
     }
@@ -229,7 +229,7 @@ static __device__ void load_tile(const Attention &a, const Tile &tile, const Mem
 }
 
 // Starts to load the keys and values of the block of positions at `start`, [first, last) of it, into the L2 cache: all
-// at once, so that memory is busy also where few blocks of threads run.
+// at once, so that memory is busy even if few blocks of threads run.
 static __device__ __forceinline__ void prefetch_block(const Attention &a, const Tile &tile, int run, int start,
                                                       int first, int last) {
     for (int i = first / KV_PAGE * KV_PAGE; i < last; i += KV_PAGE) {

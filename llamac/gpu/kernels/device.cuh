@@ -99,9 +99,9 @@ static __device__ __forceinline__ void compute_now(uint32_t &x) {
 #endif
 }
 
-// x. The compiler does not see where it comes from, so it keeps x in a register, where it would otherwise compute x
-// anew in each turn of a loop, to need fewer of them. All lanes call it. A shuffle of what all lanes share would hide
-// nothing, hence the lane's number.
+// Returns x, but hides its origin from the compiler, which then keeps x in a register instead of recomputing it in each
+// iteration of a loop to save one. All lanes call it. The compiler sees through a shuffle of a uniform value, so the
+// lane's number makes it differ.
 static __device__ __forceinline__ uint32_t kept(uint32_t x) {
     const uint32_t lane = threadIdx.x % WARP_LANES;
     return __shfl_sync(FULL_WARP, x + lane, (int)lane) - lane;

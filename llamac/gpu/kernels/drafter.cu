@@ -92,7 +92,7 @@ spread_head_logits(const float *head_logits, const float *ids, int n, int vocab_
     const int id = blockIdx.x * blockDim.x + threadIdx.x;
     const size_t row = blockIdx.y;
     if (id >= vocab_size) return;
-    int first = 0, end = n;   // of the ids that may be the first one that is not less
+    int first = 0, end = n;   // of the ids that may be the first >= id
     while (first < end) {
         const int middle = first + (end - first) / 2;
         if (ids[middle] < (float)id) first = middle + 1;

@@ -244,7 +244,7 @@ extern "C" __global__ void __launch_bounds__(DRAW_THREADS) draw_tokens(DRAW_PARA
     int numbers = 0, token = NO_TOKEN;
     for (int i = threadIdx.x; i < chunks; i += DRAW_THREADS) numbers += finite[first + i];
     numbers = of_block(numbers, f.ints, sum_of_ints);
-    if (largest > -infinity() && largest < infinity()) {   // otherwise the CPU says what is wrong
+    if (largest > -infinity() && largest < infinity()) {   // otherwise the CPU reports the error
         double u, coin;
         uniform(d.seed, d.position, d.candidate, &u, &coin);
         const int top_k = d.top_k < numbers ? d.top_k : 0;

@@ -92,8 +92,8 @@ extern "C" __global__ void embed(EMBEDDING(tokens), EMBEDDING(types), EMBEDDING(
 // y (rows, layers, dim) = scale * (norm(input_scale * y) + own_scale * the tokens' rows of a table), each layer's part
 // with its own norm. An input_scale of 1 is left out. Grid (layers, rows); block 32; dynamic shared memory: dim floats.
 //
-// Budget of a warp with 256 dimensions: a chain of 16 fused multiply-adds and 2 loads in turn; 2 to 3 us, once per
-// pass.
+// Budget of a warp with 256 dimensions: a chain of 16 fused multiply-adds and 2 dependent loads; 2 to 3 us, once
+// per pass.
 extern "C" __global__ void __launch_bounds__(32)
 layer_inputs(EMBEDDING(table), const int *tokens, int dim, float input_scale, float own_scale, float scale,
              const float *weight, float eps, int is_rms, float *y) {

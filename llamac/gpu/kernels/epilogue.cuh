@@ -104,7 +104,7 @@ static __device__ __forceinline__ void finish(const product &p, const block_part
                                               const PlaceOf &place_of) {
     uint32_t rows = to.rows;
     const auto for_all = [&](const auto &f) {
-        compute_now(rows);   // addresses are computed anew in each loop, and take no registers in between
+        compute_now(rows);   // each loop recomputes its addresses, which take no registers in between
 #pragma unroll
         for (int i = 0; i < n; i++) {
             const place at = place_of(i);

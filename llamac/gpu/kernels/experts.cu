@@ -186,7 +186,7 @@ sort_pairs(const int *experts, int rows, int n_experts, int n_used, const float 
 // y[r] = its old value if `accumulate`, otherwise 0; then y[r] += outputs[pair] * weight for the row's experts in
 // ascending order, each followed by y[r] += added[pair] * weight if its is_adapted; each product is rounded. As the
 // accumulating products of experts_down (ffn.c). outputs: (pairs, width); pair_of, weights: (rows, n_used); weights
-// NULL: all are 1.
+// may be NULL: all are 1.
 // Adapters: added (pairs, width), experts (rows, n_used), is_adapted (n_experts); or NULL.
 // Grid (width / 256, rounded up; rows); block 256.
 //

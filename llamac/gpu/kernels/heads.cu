@@ -47,13 +47,12 @@ static __device__ void make_value(float *x, float *v, float eps, float factor, i
 // of q_start (rows, heads, q_stride), the others are q_end (rows, heads, value_dim); those of k are v. Otherwise q_end
 // is NULL.
 // q, k: (rows, heads, head_dim). v: (rows, heads, value_dim). q_weight, k_weight: (head_dim), or with per_head (heads,
-// head_dim). angles:
-// (rows, 2 half), or NULL: no RoPE. Grid (heads of q and k / 4, rounded up; rows); block 128; dynamic shared memory:
-// 12 heads.
+// head_dim). angles: (rows, 2 half), or NULL: no RoPE. Grid (heads of q and k / 4, rounded up; rows); block 128;
+// dynamic shared memory: 12 heads.
 //
-// Budget of a warp with 128 dimensions: a chain of 8 fused multiply-adds, a few barriers of the warp, 2 loads in turn
-// (the head with all that belongs to it, and the page's address). 2.4 us on an H200, for up to some hundreds of blocks.
-// Stores of keys are 2 bytes each.
+// Budget of a warp with 128 dimensions: a chain of 8 fused multiply-adds, a few barriers of the warp, 2 dependent
+// loads (the head with all that belongs to it, and the page's address). 2.4 us on an H200, for up to some hundreds of
+// blocks. Stores of keys are 2 bytes each.
 template <int dtype>
 static __device__ void heads(float *q, const float *q_start, int q_stride, const float *q_end, float *k, float *v,
                              const float *angles, int half, const float *q_weight, const float *k_weight, int norm,
@@ -76,7 +75,7 @@ static __device__ void heads(float *q, const float *q_start, int q_stride, const
 
     const int position = positions[row], first_run = runs[row], last_run = last_runs[row], slot = position % KV_PAGE;
     if (angles) angles += (size_t)row * 2 * half;
-    for (int d = lane; d < head_dim; d += WARP_LANES) {   // all loads, before anything waits for them
+    for (int d = lane; d < head_dim; d += WARP_LANES) {   // issues all loads first, so that their latencies overlap
         x[d] = d < start_dim ? start[d] : end[d - start_dim];
         if (is_key && d < value_dim) value[d] = v_is_k ? numbers[d] : own_v[d];
         if (angles && d < 2 * half) turns[d] = angles[d];

@@ -16,8 +16,8 @@ enum {
 // A value as a type, which a function can get as an argument.
 template <class T, T x> struct constant { static constexpr T value = x; };
 
-// A warp's blocks of a strip, each `warps`th of it, which lie one behind the other: copied to shared memory as many
-// ahead as have room, so that the memory works while the warp multiplies, and before the inputs are there.
+// A warp's blocks of a strip: every `warps`th one. Copies as many of them ahead to shared memory as it has room for, so
+// that the memory is busy while the warp multiplies, and before the inputs are ready.
 template <int D> struct block_ring {
     static constexpr int bytes = dtype_of<D>::bytes, piece = 16 * (int)WARP_LANES,   // that a warp copies at once
                          all_bytes = dtype_of<D>::parts == 1 ? RING_BYTES : WIDE_RING_BYTES, stages = all_bytes / bytes;
@@ -50,7 +50,7 @@ template <int D> struct block_ring {
         __syncwarp();
         return memory + at;
     }
-    // The oldest block has been read: its place gets a new one.
+    // Replaces the oldest block, which has been read, by the next one.
     __device__ __forceinline__ void refill() {
         __syncwarp();
         copy(at);
@@ -245,7 +245,7 @@ template <int D> struct pass_terms {
     int block_floats, blocks;     // of a block's terms; of a pass: a multiple of the warps
     float *terms, *scales;        // (terms, 16, stride), and (terms, stride)
 
-    // memory: behind the rings; strip_blocks: of the whole strip; shift: log2 of the stride.
+    // memory: after the rings; strip_blocks: of the whole strip; shift: log2 of the stride.
     __device__ __forceinline__ pass_terms(unsigned char *memory, int strip_blocks, int warps, int shift)
         : block_floats(dtype_of<D>::parts * dtype_of<D>::terms * (int)STRIP_ROWS << shift),
           blocks(warps * (int)WARP_TERMS / block_floats & -warps), terms((float *)(void *)memory),
@@ -254,7 +254,7 @@ template <int D> struct pass_terms {
 
 // A block of threads computes the 16 outputs of a strip (blockIdx.y) for tile blockIdx.x, of at most 8 rows. Its warps
 // divide the blocks of the dtype and leave their terms in shared memory; then a thread per output adds them up in
-// order, so many at a time as fit. Threads: 128, 256 or 512. Dynamic shared memory: _few_shared of launches.py. Equals
+// order, as many at a time as fit. Threads: 128, 256 or 512. Dynamic shared memory: _few_shared of launches.py. Equals
 // gemm of csrc/kernels_template.h.
 //
 // Budget, q4_k: a block of 1184 bytes takes a warp 186 instructions for one row and 230 for 2 to 8, where an SM of an
@@ -266,7 +266,7 @@ template <int D, int form, int most> static __device__ __forceinline__ void prod
     using T = dtype_of<D>;
     DYNAMIC_SHARED(memory);
     let_next_start();
-    if (most == 1) p.tiles = nullptr;   // as launches.py passes it: then the compiler knows, too
+    if (most == 1) p.tiles = nullptr;   // launches.py passes NULL; now the compiler knows
     if (p.tiles) wait_for_earlier();
     const block_part own = block_part_of<FEW_ROWS>(p, STRIP_ROWS);
     const row_tile tile = own.tile;
@@ -312,7 +312,7 @@ template <int D, int form, int most> static __device__ __forceinline__ void prod
             if (most == 1 || count == 1) part.template multiply<1>(ring, start + warp, end, memory, to);
             else part.template multiply<2>(ring, start + warp, end, memory, to);
         }
-        copy_async_commit();   // what no refill has taken along
+        copy_async_commit();   // the scales that no refill has committed
         copy_async_wait<0>();
         __syncthreads();
         if (is_summing && (most > 1 || is_one))

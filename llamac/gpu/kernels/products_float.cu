@@ -133,7 +133,7 @@ template <int dtype> struct few_ring {
     few_stage<dtype> *stages;
     int at = 0, to = n - 1;
 
-    // Returns when stage `at` is there, and nobody reads stage `to` any more. All warps call it equally often, each in
+    // Returns when stage `at` is there and no warp reads stage `to` any more. All warps call it equally often, each in
     // the code for its number of rows: it is the same barrier.
     __device__ __forceinline__ void wait() const {
         copy_async_wait<n - 2>();
@@ -243,7 +243,7 @@ struct many_stage {
     __align__(16) float x[MANY_COLUMNS][ROW_STRIDE];
 };
 
-// What a thread copies of each stage, by way of its registers: 8 weights of a column of strip `warp`, and 4 columns of
+// What a thread copies of each stage, through its registers: 8 weights of a column of strip `warp`, and 4 columns of
 // an input row.
 template <int dtype> struct many_copier {
     static constexpr int bytes = float_of<dtype>::bytes;

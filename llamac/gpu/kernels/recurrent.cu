@@ -13,7 +13,7 @@ enum {
     WARPS_PER_BLOCK = 4,
     CONV_ROWS = 16,                          // of a segment that a thread convolves
     STATE_COLUMNS = 16, STATE_GROUP = 64,    // columns of a block of the delta rule, and of a group in memory
-    SCAN_ROWS = 8,                           // of Mamba 2 that share a reading of the state
+    SCAN_ROWS = 8,                           // of Mamba 2 that share one read of the state
 };
 
 // The input of the convolution in a row and channel: with is_gated, b * x of (b, c, x).
@@ -32,7 +32,7 @@ INLINE float conv_input(const float *in, int row, int i, int channels, int is_ga
 // A thread takes a channel of 16 rows of each segment of a chain. The first rows, which alone read a state, and the
 // stores of states are those of the same threads, which walk the segments in order.
 //
-// Budget: rows are computed side by side, 16 in turn; each reads width numbers, from L1 but for the newest.
+// Budget: threads compute 16 rows each, one after the other; a row reads width numbers, from L1 but for the newest.
 extern "C" __global__ void __launch_bounds__(128)
 convolve(const float *in, int channels, int width, int is_gated, int is_silu, const float *taps, const float *bias,
          const segment *segments, const int *starts, const int *positions, int offset, float *out) {
@@ -200,7 +200,7 @@ scan_gates(float *decay, float *step, int n, int heads, const float *rates, cons
     step[i] = (float)t;
 }
 
-// What all threads of ssm_scan have in common.
+// What all threads of ssm_scan share.
 struct Scan {
     const float *xbc;                       // (rows, channels): x of the heads, then B and C of the key heads
     int key_heads, heads, key_dim, value_dim;

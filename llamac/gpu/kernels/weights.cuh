@@ -65,7 +65,7 @@ template <int D, bool own_scales = false> struct lane_places {
                                           : 4 + quad / 2) * LINE_BYTES;
         scales = 2 * scale_bytes * pair + (own_scales ? quad * T::spans * (int)span_scale_bytes(D) : 0);
     }
-    // The same for a loop, which then computes none of it anew.
+    // Keeps the places in registers during a loop.
     __device__ __forceinline__ void keep() {
         codes = kept(codes), scales = kept(scales);
         if (T::bits != 4 && T::bits != 2) more = kept(more);
@@ -135,8 +135,8 @@ static __device__ __forceinline__ float times_row_scale(const unsigned char *str
 
 // ---- codes
 
-// Half and byte of a word, of which a multiplication moves the bits: the unit for it has time to spare where codes are
-// looked up, and that for shifts has none.
+// Extract a half or a byte of a word by a multiplication: where codes are looked up, the multiplier has time to spare,
+// and the unit for shifts has none.
 static __device__ __forceinline__ uint32_t high_half(uint32_t x) { return __dp2a_lo(x, 0x0100u, 0u); }
 static __device__ __forceinline__ int signed_half(uint32_t x, int half) { return __dp2a_lo((int)x, 1 << 8 * half, 0); }
 static __device__ __forceinline__ int signed_byte(uint32_t x, int byte) { return __dp4a((int)x, 1 << 8 * byte, 0); }
