@@ -131,7 +131,7 @@ def isolated_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     os.chdir(tmp_path_factory.mktemp("cwd"))
     os.environ["LLAMAC_CACHE"] = str(tmp_path_factory.mktemp("cache"))
     os.environ["HF_HOME"] = str(tmp_path_factory.mktemp("hub"))
-    for name in ("COLUMNS", "LINES"):  # which readline sets in the process that begins those of `-n`
+    for name in ("COLUMNS", "LINES"):  # which readline sets in the process that starts the workers of `-n`
         os.environ.pop(name, None)
     yield
     os.chdir(before)

@@ -1,7 +1,7 @@
 """CuPy's modules for one device without CUDA: the emulator runs the kernels. Streams run at once, except in a capture.
 
-The functions have the parameters of CuPy's, which a test compares. The device checks the order of calls as CUDA does:
-a current device, what a capture allows, memory that is still used.
+A test compares the parameters of these functions with those of CuPy's. Like CUDA, the device checks the order of calls:
+a current device, what a capture allows, memory that is still in use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Random blocks of the GGUF types that flat files have too, and GGUF files made of them."""
+"""Random blocks of the GGUF types that flat files also have, and GGUF files made of them."""
 
 from __future__ import annotations
 

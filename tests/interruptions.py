@@ -1,4 +1,4 @@
-"""Interrupts Python code at a chosen instruction, as Ctrl-C can at any, but reproducibly."""
+"""Interrupts Python code reproducibly at a chosen instruction. Ctrl-C can do so at any instruction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiny checkpoints with quantized weights, beside the same model in float32 with the numbers that they stand for.
+"""Tiny checkpoints with quantized weights, each with the same model in float32, which has the numbers of its codes.
 
 Codes are random bytes, so every code occurs. The numbers are computed here from their definitions, one code at a time.
 """

@@ -1,4 +1,4 @@
-"""A person at a pseudo-terminal, for tests of commands that are used on one."""
+"""A person at a pseudo-terminal, for tests of interactive commands."""
 
 from __future__ import annotations
 

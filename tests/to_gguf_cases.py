@@ -86,9 +86,9 @@ LEFT_OUT = (
     "granitemoe-residual_multiplier",  # rounded to f16, llama.cpp chooses other experts
 )
 # Recurrent layers and others whose files are compared with those of llama.cpp's converter.
-# llama.cpp has no biases here; it uses this epsilon, which is fixed in transformers, for latents, too.
+# llama.cpp has no biases here; it also uses this epsilon, which is fixed in transformers, for latents.
 LATENT: Config = {**NO_BIAS, "rms_norm_eps": 1e-6}
-# llama.cpp has no other width of v; it uses this epsilon, which is fixed in transformers, in delta nets, too
+# llama.cpp has no other width of v; it also uses this epsilon, which is fixed in transformers, in delta nets
 DELTA_NET: Config = {"linear_value_head_dim": 16, "attention_bias": False, "rms_norm_eps": 1e-6}
 WITH_EXPERTS: Config = {**DELTA_NET, **ALL_EXPERTS, "norm_topk_prob": True, "layer_types": [FULL, LINEAR]}
 NO_CONV_BIAS: Config = {"conv_bias": False}

@@ -103,7 +103,7 @@ def write_torch(path: Path, weights: Tensors) -> None:
     document: dict[str, Any] = {}
     storages = {}
     for index, (name, values) in enumerate(weights.items()):
-        # seven other numbers come first, so that the offset matters
+        # seven other numbers precede these, so that the offset matters
         storages[str(index)] = np.zeros(7, "<f4").tobytes() + values.T.astype("<f4").tobytes()
         strides = (1,) if values.ndim == 1 else (1, values.shape[0])
         document[name] = torch_tensor(storage(str(index), values.size + 7), values.shape, strides, 7)

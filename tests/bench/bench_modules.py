@@ -1,4 +1,4 @@
-"""Imports the tools of bench/, which are not installed. Outside of a checkout, the tests that need them are skipped."""
+"""Imports the tools of bench/, which are not installed. Outside a checkout, it skips the tests that need them."""
 
 from __future__ import annotations
 

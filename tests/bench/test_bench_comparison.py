@@ -1,4 +1,4 @@
-"""The verdicts of `llamac bench --compare`, on made-up times: what noise hides, what it does not, files it refuses."""
+"""The verdicts of `llamac bench --compare`, on made-up times: what noise hides, what it does not, refused files."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def test_shares_of_draws_are_of_the_pass_and_of_the_whole_step() -> None:
 
 def test_decode_speed_counts_steps_that_compute_one_row_for_each_sequence() -> None:
     step, speed = bench("engine").Step, bench("engine").decode_speed
-    prompts = [step(2.0, 64, 0), step(10.0, 16, 4)]  # the last step of the prompts gives tokens, too
+    prompts = [step(2.0, 64, 0), step(10.0, 16, 4)]  # the last step of the prompts also gives tokens
     steps = [*prompts, step(13.0, 4, 3), step(13.5, 4, 4), step(14.0, 4, 4), step(19.0, 2, 2), step(20.0, 4, 4)]
     assert speed(steps, 4) == 12 / 2.0
     with pytest.raises(ValueError, match="no step computed one row for each of 5"):

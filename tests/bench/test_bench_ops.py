@@ -1,4 +1,4 @@
-"""bench.ops: what NumPy computes beside each operation is the same, and the table has every operation."""
+"""bench.ops: NumPy computes the same as each operation, and the table has every operation."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_groups_have_sequences_of_their_own(tiny_llama: Path) -> None:
     assert plan.groups() == [(0, [1, 3]), (5, [1, 3]), (9, [2])]
     with llamac.load(tiny_llama) as model, benchmark.open_session(model, plan, 1) as session:
         cases = list(benchmark.cases(model, session, plan))
-        for case in (*cases, *cases):  # in turn: no case takes the positions of another one
+        for case in (*cases, *cases):  # one after the other: no case takes the positions of another one
             assert case.run() > 0
         assert [session.length(sequence) for sequence in range(9)] == [2, 2, 2, 7, 7, 7, 11, 11, 4]
 
@@ -140,7 +140,7 @@ def test_the_picture_has_a_point_for_each_row_and_a_line_for_each_limit() -> Non
         [tuple(map(float, place.split(","))) for place in line.attrib["points"].split()]
         for line in picture.iter(f"{space}polyline")
     )
-    # equal factors are equal distances, and the limits are where the numbers say
+    # equal factors are equal distances, and the limits are at the places of their numbers
     (x0, y0), (x1, y1) = points[0], points[1]
     per_decade = (x0 - x1) / math.log10(50)
     assert (y1 - y0) / math.log10(8) == pytest.approx(

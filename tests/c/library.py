@@ -3,8 +3,8 @@
 python tests/c/library.py --work DIR               with all kernels of this machine, as users build it
 python tests/c/library.py --work DIR --scalar      with the plain C kernels alone, which compile in a minute
 
-DIR keeps the objects for the next run. The programs must print TOKENS: as shared and static library, found by
-pkg-config and by CMake, and from Python through ctypes.
+DIR keeps the objects for the next run. The programs must print TOKENS: with the shared and the static library,
+found by pkg-config and by CMake, and from Python through ctypes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""--prompt-cache keeps what was computed of a prompt."""
+"""--prompt-cache keeps what was computed for a prompt."""
 
 from __future__ import annotations
 

@@ -245,7 +245,7 @@ def test_a_manager_is_told_over_http_that_it_is_ready(monkeypatch: pytest.Monkey
     with http.server.HTTPServer(("127.0.0.1", 0), Manager) as manager:
         threading.Thread(target=manager.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{manager.server_port}/ready?id=7"
-        # a proxy that the machine has for other things is not asked
+        # a proxy that the machine uses for other things is ignored
         with server("--port", 0, "--ready-callback", url, http_proxy="http://127.0.0.1:9") as started:
             wait_until(lambda: len(Manager.heard) == 2)
             assert httpx.get(f"{started.address}/ready").status_code == 200

@@ -145,7 +145,7 @@ def test_results_continue_a_conversation_in_a_pipe(llamac_command: Command, tmp_
     assert [message["tool_call_id"] for message in messages[2:4]] == ids
     assert [message["content"] for message in messages[2:4]] == ["one", "error: there is no result"]
     again = llamac_command("chat", model, "--load", saved, stdin=lines("/result x"))
-    again.refuses_with("the last answer has no calls")  # they were not asked for in this process
+    again.refuses_with("the last answer has no calls")  # another process requested them
     assert llamac_command("chat", model, "--load", saved, stdin=b"z").out == "call f {}\ncall g {}\n"
 
 

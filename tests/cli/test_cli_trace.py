@@ -84,7 +84,7 @@ def test_embeddings_are_inputs(tiny_llama: Path, tmp_path: Path, llamac_command:
     }
     assert llamac_command("trace", tiny_llama, "--inputs", unknown, "--dump", again, *stages).code == 0
     assert again.read_bytes() == unknown.read_bytes()
-    # with ids, too: they are the text, and the embeddings are what is computed
+    # also with ids: they are the text, and the embeddings are the input
     both = (
         header_bytes([("ids", "I32", (2,)), ("embeddings", "F32", (2, expected["embedding.0"].shape[1]))], {})
         + np.array([3, 4], "<i4").tobytes()

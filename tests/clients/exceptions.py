@@ -1,4 +1,4 @@
-"""The tests of foreign suites that do not pass, and why. docs/clients.md has this table."""
+"""The tests of other projects' suites that do not pass, and why. docs/clients.md has this table."""
 
 from __future__ import annotations
 

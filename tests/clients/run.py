@@ -1,4 +1,4 @@
-"""Runs the suites of foreign clients against real servers.
+"""Runs the test suites of other projects' clients against real servers.
 
     python tests/clients/run.py                       all of them
     python tests/clients/run.py langchain litellm     some
@@ -270,7 +270,7 @@ def environment(folder: Path, requirements: Path) -> Path:
     """The interpreter of a virtual environment with the packages of a file, above those of this one."""
     python = folder / "bin" / "python"
     if not python.exists():
-        venv.create(folder, with_pip=False, symlinks=True)  # this one's pip is found in the same way as its packages
+        venv.create(folder, with_pip=False, symlinks=True)  # the pip of this interpreter is found like its packages
         own = sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)})
         Path(own, "zz_outer.pth").write_text(sysconfig.get_path("purelib") + "\n", "utf-8")
         options = ("-q", "--prefer-binary", "--no-compile")

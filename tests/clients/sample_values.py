@@ -1,7 +1,7 @@
 """A plugin of pytest for the libraries' own tests, which were written for a mock that accepts any value.
 
 Their bodies have every parameter at once, with sample values such as `best_of=0`. The plugin leaves out what the
-server's OpenAPI document does not accept, in nested objects too, and replaces what is wrong by itself.
+server's OpenAPI document does not accept, also in nested objects, and replaces values that are wrong in themselves.
 """
 
 from __future__ import annotations

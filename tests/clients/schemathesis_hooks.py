@@ -1,4 +1,4 @@
-"""What schemathesis is told besides the document: which refusals of a well-formed request are right.
+"""What schemathesis needs besides the document: the well-formed requests that the server may refuse.
 
 A schema cannot say what depends on the model (its vocabulary, its template, its context) or on another parameter of the
 body. Such a request is refused with status 400 and one of the codes below. The check `well_formed_requests_are_read`

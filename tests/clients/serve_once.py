@@ -1,4 +1,4 @@
-"""Does with the server what the README tells a new user to do, with the `llamac` of this interpreter's environment.
+"""Follows the README's steps for a new user of the server, with the `llamac` of this interpreter's environment.
 
     python tests/clients/serve_once.py
 

@@ -1,4 +1,4 @@
-"""mlcommons-loadgen sends streams of completions at Poisson times, and judges them valid."""
+"""mlcommons-loadgen requests streamed completions at Poisson arrival times, and judges the run valid."""
 
 from __future__ import annotations
 

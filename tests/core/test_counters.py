@@ -1,6 +1,6 @@
-"""Hardware counters: what they count, and what is said where there are none.
+"""Hardware counters: what they count, and the message where there are none.
 
-Machines of tests often have no hardware counters, so a counter of the kernel's takes their place.
+Machines that run tests often have no hardware counters, so a counter of the kernel takes their place.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Devices written in Python: what their methods get, and where their exceptions go. tests/c/test_device.c checks pages
-and bits."""
+"""Devices written in Python: the arguments of their methods, and where their exceptions go.
+
+tests/c/test_device.c checks pages and bits.
+"""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ SETTINGS: list[Settings] = [
 @pytest.mark.parametrize("n", [50, 40000])
 def test_the_tokens_of_rows_do_not_depend_on_the_threads(rows: int, n: int) -> None:
     logits = np.random.RandomState(rows).standard_normal((rows, n + 16)).astype(np.float32)
-    logits[:, n:] = 100  # padding, which no draw may give
+    logits[:, n:] = 100  # padding, which no draw may return
     if rows > 4:
         logits[3] = np.nan
 
@@ -92,7 +92,7 @@ def test_typical_p_after_top_p_draws_the_token_of_the_definition(n: int, kind: s
             sampling = _core.Sampling(temperature=1.0, seed=3, top_p=top_p, typical_p=typical_p)
             uniform = _core.sample(cast("Any", ruler), _core.Sampling(temperature=1.0, seed=3), position) / (1 << 16)
             found = _core.sample(cast("Any", logits), sampling, position)
-            # the ruler has 16 of the 24 bits: the token lies between those of the ends of the range
+            # the ruler has 16 of the 24 bits: the token lies between the tokens of the ends of the range
             ends = [top_p_then_typical(logits, top_p, typical_p, uniform + more) for more in (0.0, 2.0**-16 - 2.0**-24)]
             assert found in ends or is_between(logits, ends[0], found, ends[1])
 

@@ -253,7 +253,7 @@ def test_open_sessions_follow_a_real_quota(limited_group: Path, tiny_llama: Path
             print(session._core.describe()[2], session.threads, fixed.threads, machine.plan_threads().quota)
         print(free == session.threads)
     """
-    # threads of the session that follows, by the core and by the session; of the fixed one; the quota
+    # threads of the session that follows the quota, by the core and by the session; of the fixed one; the quota
     found = output_of(program, tiny_llama, limited_group).splitlines()
     assert found[:2] == ["1 1 2 1.9", "1 1 2 0.6"]
     assert found[2].endswith(" 2 1000.0")

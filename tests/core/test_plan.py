@@ -1,4 +1,4 @@
-"""The plan of a model: of every family, each tensor of the file is the operand of one step."""
+"""The plan of a model: in every family, each tensor of the file is the operand of one step."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def test_drafts_have_the_bits_of_appending_their_paths(model: llamac.Model, leng
         assert session.length(1) == length
         for draft in range(len(IDS)):
             assert found[draft].tobytes() == model.logits([*prefix, *path_of(draft)])[-1].tobytes()
-        for draft in (7, 3):  # any number of drafts can be accepted in turn
+        for draft in (7, 3):  # several drafts can be accepted, one after the other
             session.accept(draft)
             assert session.tokens(1) == [*prefix, *path_of(draft)]
         assert session.eval([4], sequence=1).tobytes() == model.logits([*prefix, *path_of(3), 4])[-1].tobytes()

@@ -1,4 +1,4 @@
-"""Whichever allocation of the core fails in an engine: an error that says so, nothing is left, and the engine goes on.
+"""If any allocation of the core fails in an engine, an error says so, nothing leaks, and the engine goes on.
 
 Some allocations fail in each test; all of them with `--failing-allocations 0`, which takes minutes.
 """

@@ -1,4 +1,4 @@
-"""Fast numerics: other logits than exact ones, the same in every grouping, and never mixed with exact ones."""
+"""Fast numerics: logits that differ from exact ones, are the same in every grouping, and never mix with exact ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Biases of distances: by buckets, as MPNet stores them, and by the slopes of ALiBi."""
+"""Biases by distance: in buckets, as MPNet stores them, and by the slopes of ALiBi."""
 
 from __future__ import annotations
 

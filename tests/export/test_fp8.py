@@ -80,8 +80,8 @@ def test_any_rows_are_read(folders: tuple[Path, Path]) -> None:
     ("name", "block"),
     [
         ("deepseek_v3", (16, 8)),  # with latent attention: partial blocks, and rows of a matrix in two tensors
-        ("qwen3_moe", (4, 4)),  # experts in tensors of their own, or
-        ("gpt_oss", (4, 4)),  # in one, with inputs before outputs and alternating parts
+        ("qwen3_moe", (4, 4)),  # a tensor per expert
+        ("gpt_oss", (4, 4)),  # one tensor for all experts, with inputs before outputs and alternating parts
         ("minimax_m2", (4, 4)),
         ("mistral3", (16, 16)),  # the language model of a model with images
         ("qwen3_next", (16, 16)),

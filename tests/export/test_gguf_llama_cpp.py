@@ -37,7 +37,7 @@ from llamac.export.gguf.families import ARCHITECTURES, WRITTEN
 DOCUMENT = Path(__file__).parents[2] / "docs" / "gguf.md"
 # llama.cpp reads YaRN's slopes only in some architectures. These are its defaults.
 _YARN: Config = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
-# All layers have experts. llama.cpp uses the base of other layers in those with a window, too.
+# All layers have experts. llama.cpp also uses the base of other layers in those with a window.
 _ROPE: Config = {"rope_type": "default", "rope_theta": 500.0}
 _MELLUM: Config = {
     **NO_BIAS,

@@ -1,4 +1,4 @@
-"""Checkpoints of GPTQ, AWQ and AutoRound: numbers are as their formulas say, and kept where GGUF's blocks hold them."""
+"""Checkpoints of GPTQ, AWQ and AutoRound: numbers follow their formulas, and stay where GGUF's blocks can hold them."""
 
 from __future__ import annotations
 

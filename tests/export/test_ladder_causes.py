@@ -191,7 +191,7 @@ PLANTED = {
 }
 
 
-# Faults that are named without the model's config.json, too.
+# Faults that are also named without the model's config.json.
 BLIND = {
     "eps": Planted("mistral-rms_norm_eps", configured(norm_eps=1e-3), ("attn_norm", 0), "it should be 1e-05"),
     "rope theta": Planted(

@@ -65,7 +65,7 @@ def test_points_lie_where_their_numbers_say() -> None:
     assert ys[2] < ys[0] < ys[1]  # up is worse
     texts = [text.text for text in root if text.tag.endswith("text")]
     assert {"model: a & b", "q8", "q8_0", "a<b", "llamac", "GGUF", "bits per weight"} <= set(texts)
-    assert "GGUF" not in draw([POINTS[0]], "one")  # the legend has what the picture has
+    assert "GGUF" not in draw([POINTS[0]], "one")  # the legend has only what the picture shows
 
 
 def test_labels_do_not_overlap() -> None:

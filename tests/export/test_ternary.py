@@ -82,11 +82,11 @@ def test_logits_are_transformers(folders: dict[str, Path], files: dict[str, Path
     assert relative_errors(exact, expected).max() <= TOLERANCE / 2
     with llamac.load(files[kind], kv_dtype="f32") as model:
         assert relative_errors(model.logits(CASE.ids)[CASE.stored_rows], expected).max() <= TOLERANCE
-    # a float file computes the same, because its inputs are rounded, too
+    # a float file computes the same, because its inputs are also rounded
     export(folders[kind], files[kind].with_suffix(".f32"), dtype="f32", probe_source=None)
     with llamac.load(files[kind].with_suffix(".f32"), kv_dtype="f32") as model:
         assert relative_errors(model.logits(CASE.ids)[CASE.stored_rows], expected).max() <= TOLERANCE
-    # without the rounding they would be others
+    # without the rounding they would differ
     checkpoint.config = replace(checkpoint.config, rounds_inputs=0)
     plain = reference.forward(checkpoint, [CASE.ids])[0][CASE.stored_rows]
     assert relative_errors(plain, expected).max() >= MIN_EFFECT

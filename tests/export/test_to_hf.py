@@ -84,7 +84,7 @@ def there_and_back(name: str, folder: Path, **options: Any) -> tuple[Path, Path]
     return original, folder / "again"
 
 
-# transformers saves these under their published names, and reads them under those of its own classes, too
+# transformers saves these under their published names, and also reads them under those of its own classes
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("exaone", "sarvam_moe")])
 def test_tensors_survive_the_round_trip_bit_by_bit(name: str, tmp_path: Path) -> None:
     """Norm weights stored minus one are compared after adding the one, because the flat file stores the sum.

@@ -1,4 +1,4 @@
-"""Reading the head of a GGUF file: in several steps, truncated at any time, and with hostile counts."""
+"""Reading the head of a GGUF file: in several steps, truncated at any point, and with hostile counts."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_nesting_is_limited() -> None:
 
 
 def test_size_and_number_of_values_are_limited_before_parsing() -> None:
-    garbage = b"[{" * 50  # invalid as well, but too large first
+    garbage = b"[{" * 50  # also invalid, but the size is checked first
     with pytest.raises(ExportError, match="it has 100 bytes, the limit is 99"):
         parse_object(garbage, "it", max_bytes=99)
     with pytest.raises(ExportError, match="it has more than 99 values"):

@@ -6,7 +6,7 @@ library's on some texts (encoders.py). It exits with 1 if anything failed. Input
 --work/TARGET. Failing inputs go there as well (crash-..., timeout-..., oom-...); copy them to corpus/TARGET as
 found-DESCRIPTION.
 
---blind mutates the samples and the inputs so far without looking at what is reached. Nothing is instrumented, so it
+--blind mutates the samples and the inputs so far without measuring what they reach. Nothing is instrumented, so it
 tries many times more inputs in the same time. It needs no atheris. It also runs with a sanitized build of the core
 (LLAMAC_SANITIZE in setup.py), which then has no limit of memory, because AddressSanitizer reserves terabytes.
 
@@ -43,7 +43,7 @@ LONGEST = 60  # seconds of an input without atheris
 MEMORY_MB = 1536
 MAX_BYTES = 7_000  # of an input in the corpus
 TEXTS = 1_000  # for the encoder of each built-in model
-SMALL_BYTES = 1_000  # of an input whose only merit is a new step between two lines that others reach as well
+SMALL_BYTES = 1_000  # of an input whose only merit is a new step between two lines that other inputs also reach
 CORPUS = Path(__file__).parent / "corpus"
 
 

@@ -1,4 +1,4 @@
-"""What the tables of parity cases share: a config with every family's sizes, and cases that differ from it in a key."""
+"""What the tables of parity cases share: a config with every family's sizes, and cases that differ in one key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parity cases of LLaMA and GPT-2: tiny configs, and for every key that affects logits two that differ in it.
+"""The parity cases of LLaMA and GPT-2: tiny configs, with two that differ in each key that affects logits.
 
 Base values are unusual on purpose (a large epsilon, a small theta), so that a reader that ignores a key and uses the
 common default computes other logits.

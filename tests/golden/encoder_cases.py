@@ -1,7 +1,7 @@
 """The parity cases of encoders: tiny configs with each family's real keys, and for every key that affects results a
 config that differs in it.
 
-As in cases.py, base values are unusual on purpose. A cross-encoder's case ends in "scores", also that of a decoder.
+As in cases.py, base values are unusual on purpose. Names of cross-encoders' cases end in "scores", even of decoders.
 """
 
 from __future__ import annotations
@@ -297,7 +297,7 @@ for _kind, _class in (
     _name = f"{_kind}-scores"
     ENCODER_CASES.update(variant_of(_decoder, _name, architectures=[f"{_class}ForSequenceClassification"], **_LABELS))
 
-# Decoders whose config.json says that later positions are seen, too.
+# Decoders whose config.json says that they also attend to later positions.
 for _kind in ("llama", "qwen2", "qwen3"):
     _two_sided = {**CASES, **FAMILY_CASES}[_kind].config
     _family(changed(_two_sided, is_causal=False, use_sliding_window=False if "qwen" in _kind else None))

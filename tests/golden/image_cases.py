@@ -254,7 +254,7 @@ IMAGE_CASES: dict[str, Case] = {
         _SIGLIP,
         sliding_window={"sliding_window": 12},
     ),
-    **cases_of(  # two of the language model's sizes are outside, too
+    **cases_of(  # two of the language model's sizes are also outside
         {
             "architectures": ["Ovis2ForConditionalGeneration"],
             "model_type": "ovis2",

@@ -15,7 +15,7 @@ def _variants(base: Case, **variants: Config) -> dict[str, Case]:
     return found
 
 
-# Not the base case has limits of steps: transformers does not apply them where it computes one position at a time.
+# The base case has no limits of steps: transformers does not apply them where it computes one position at a time.
 _GRANITE = cases_of(
     decoder(
         "granitemoehybrid",

@@ -68,7 +68,7 @@ FORMS: dict[str, tuple[str | None, str]] = {
     "special": (None, f"{BOS} $A {BOS} $B"),
     "template": (PAIR_TEMPLATE, ""),
 }
-# transformers' scores of the conversion for each document, by the way to join the pair and the task.
+# transformers' scores of the conversion for each document, by how the pair is joined and by task.
 PAIR_SCORES: dict[tuple[str, str | None], list[float]] = {
     ("plain", None): [0.563284, 0.198524, 0.701851, 0.482356],
     ("special", None): [0.794863, 0.198792, 0.679926, 0.342614],

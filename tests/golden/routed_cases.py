@@ -249,7 +249,7 @@ ROUTED_CASES: dict[str, Case] = {
             num_experts=5,
             num_experts_per_tok=2,
             attention_bias=True,
-        ),  # the norms of branches take back the division of norm_topk_prob
+        ),  # the norms of branches undo the division of norm_topk_prob
         num_experts_per_tok={"num_experts_per_tok": 3},
         attention_bias={"attention_bias": False},
         rms_norm_eps={"rms_norm_eps": 1e-5},

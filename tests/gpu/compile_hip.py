@@ -1,9 +1,10 @@
-"""Compiles every kernel with clang for GPUs of AMD, as HIP, without ROCm. Nothing runs.
+"""Compiles every kernel as HIP for AMD GPUs, with clang and without ROCm. Nothing runs.
 
     python tests/gpu/compile_hip.py [--cxx clang++] [--arch gfx1030]
 
-hip.h takes the place of HIP's headers. It proves that the kernels have neither PTX nor functions of CUDA alone outside
-of an #if; not that they are right on such a GPU. Needs no package, only clang with the target amdgcn, as Debian's.
+hip.h takes the place of HIP's headers. Success proves that the kernels use neither PTX nor functions that only CUDA has
+outside of an #if, not that they are correct on such a GPU. This needs no package, only a clang with the target amdgcn,
+such as Debian's.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Fault injection: CuPy's modules, of which a call fails, and all later ones if it is a loss of the device.
+"""Fault injection: CuPy's modules with a call that fails, as do all later ones if the fault is a lost device.
 
-It works on the fake CuPy and on the real one, and knows what has been created and not destroyed.
+It works on the fake CuPy and on the real one, and tracks what has been created but not destroyed.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any, cast
 from llamac.gpu import cupy_modules
 from llamac.gpu.cupy_modules import Modules
 
-INVALID_VALUE, LOST = 1, 719  # an error of one call, and one of all later calls, too
-# What destroys what a function creates, in the order in which everything can be destroyed.
+INVALID_VALUE, LOST = 1, 719  # an error of one call, and one of that call and all later ones
+# The function that destroys what another one creates, in the order in which everything can be destroyed.
 DESTROYED_BY = {
     "graphInstantiate": "graphExecDestroy",
     "streamEndCapture": "graphDestroy",

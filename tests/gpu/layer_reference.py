@@ -1,4 +1,4 @@
-"""The core's scalar kernels of layers, which kernels on a GPU are compared with."""
+"""The core's scalar kernels of layers: the reference for kernels on a GPU."""
 
 from __future__ import annotations
 

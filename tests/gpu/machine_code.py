@@ -1,7 +1,7 @@
 """What NVRTC makes of the kernels for each device: PTX, machine code, registers. Keeps the table of registers.
 
 python tests/gpu/machine_code.py          compiles the files that have changed, and writes tests/gpu/registers.txt
-python tests/gpu/machine_code.py --all    compiles all files, as it does for another version of NVRTC
+python tests/gpu/machine_code.py --all    compiles all files, as after a change of NVRTC's version
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from llamac.gpu.nvrtc import OPTIONS, create_program
 from llamac.gpu.sources import included, kernel_files
 
 CAPABILITIES = ((7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0))
-LATEST = (9, 0)  # of which the operations are checked
+LATEST = (9, 0)  # whose operations are checked
 TABLE = Path(__file__).with_name("registers.txt")
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)

@@ -1,4 +1,4 @@
-"""Records what an emulated device copies from and to the host, and what drafts."""
+"""Records what an emulated device copies from and to the host, and what drafters draft."""
 
 from __future__ import annotations
 

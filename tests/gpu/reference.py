@@ -1,4 +1,4 @@
-"""The core's scalar kernels as a library, which kernels on a GPU are compared with."""
+"""The core's scalar kernels as a library: the reference for kernels on a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The driver of a CUDA device: on a fake of CuPy, whose functions have the parameters of the real one's."""
+"""The driver of a CUDA device, on a fake CuPy whose functions have the parameters of the real ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What sessions on a device do when it has no memory left, fails, is closed, or garbage is collected meanwhile."""
+"""What sessions do when their device runs out of memory, fails or is closed, or when garbage is collected meanwhile."""
 
 from __future__ import annotations
 

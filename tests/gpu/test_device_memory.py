@@ -1,4 +1,4 @@
-"""What a model has of a device's memory: counted apart from the process's, planned, and given back."""
+"""A model's memory on a device: counted separately from the process's, planned, and released."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Recurrent layers and latent attention on an emulated device: the bits of the CPU in every stage, and what forks and
-rewinds."""
+"""Recurrent layers and latent attention on an emulated device: the CPU's bits in every stage, forks and rewinds."""
 
 from __future__ import annotations
 

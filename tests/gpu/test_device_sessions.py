@@ -192,7 +192,7 @@ def test_adapters_have_the_bits_of_the_cpu(tmp_path: Path, device: str, name: st
     [
         (llama_config(n_layers=2), 4 + 4 + 1),  # q, k and v; out; up and gate; down; and the output matrix
         (gpt2_config(), 4 + 4 + 1),
-        (CASES["pre-none-experts-rms"], 5 + 4 + 5 + 1),  # the router; up and gate of all experts are one launch, too
+        (CASES["pre-none-experts-rms"], 5 + 4 + 5 + 1),  # the router; up and gate of all experts are also one launch
     ],
     ids=["llama", "gpt2", "experts"],
 )
@@ -246,7 +246,7 @@ def test_sequences_of_one_pass_fork_shrink_and_shift_as_on_the_cpu(tmp_path: Pat
         session.eval(IDS[:66], sequence=0, logits=None)
         session.copy_sequence(0, 1, length=65)
         session.eval(IDS[5:30], sequence=2, logits=None)
-        session.truncate(64, sequence=0)  # the page ends here: 1 holds it, too
+        session.truncate(64, sequence=0)  # the page ends here: sequence 1 also holds it
         rows = [(IDS[3], 0, 64, True), (IDS[4], 1, 65, True), (IDS[5], 2, 25, True), (IDS[6], 1, 66, False)]
         found = [session.eval_rows(rows)]
         session.shift(4, 20, sequence=1)

@@ -1,4 +1,4 @@
-"""Whichever call of CUDA fails while a model is loaded, computes and is closed: an error of llamac, nothing is left.
+"""If any call of CUDA fails while a model loads, computes or closes, llamac raises its own error and leaks nothing.
 
 One call of each function fails, or several with --faults N (`python -m bench.gpu --faults`).
 """

@@ -379,7 +379,7 @@ ATTENTIONS: list[tuple[HeadShape, int, float, bool, int | None]] = [
     (HeadShape(4, 2, 24, 24), 0, 0.0, False, 33),
     (HeadShape(3, 1, 128, 128), 4, 5.0, False, 2),
 ]
-# Each in each dtype; with checks of each access, which take 10 times as long, in one.
+# Each case in each dtype, and in one dtype with checks of each access, which take 10 times as long.
 CASES = [(SHUFFLED, dtype, *case) for case in ATTENTIONS for dtype in KV_DTYPES]
 CASES += [(CHECKED, dtype, *case) for case, dtype in zip(ATTENTIONS, (*KV_DTYPES, *KV_DTYPES), strict=True)]
 NAMES = ("device", "dtype", "shape", "window", "soft_cap", "has_sinks", "farthest")

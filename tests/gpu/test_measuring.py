@@ -1,4 +1,4 @@
-"""Measured passes: their costs by steps of the graph are the CPU's, and their bits, too."""
+"""Measured passes: the costs per step of the graph are the CPU's, and so are the bits."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_measured_passes_have_the_same_bits(tmp_path: Path, device: str) -> None
         session.truncate(0)
         session.observe(IDS[:5], ["block"])
         assert (profile.costs() - before).ns[:, STEPS.index("ffn_down")].all()
-    assert profile.costs().bytes.any()  # also after the session is closed
+    assert profile.costs().bytes.any()  # even after the session is closed
 
 
 def test_a_run_prints_the_costs_on_a_device(tiny_llama: Path, device: str, llamac_command: Command) -> None:

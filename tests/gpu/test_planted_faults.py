@@ -1,6 +1,7 @@
-"""Faults that are planted into kernels and page tables: the comparison with the CPU, or the emulator, finds each.
+"""Faults planted in kernels and page tables: the comparison with the CPU, or the emulator, finds each.
 
-`FAULTS` has one for each source of kernels, and the comparison that finds it. Two more, and the tables, are of a model.
+`FAULTS` has one for each source of kernels, and the comparison that finds it. Two more faults of kernels, and those of
+page tables, need a model.
 """
 
 from __future__ import annotations

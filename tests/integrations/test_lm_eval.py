@@ -15,7 +15,7 @@ from golden.tiny_checkpoints import write_checkpoint
 
 pytest.importorskip("lm_eval")
 pytest.importorskip("transformers")
-pytestmark = pytest.mark.filterwarnings("default")  # other libraries warn of their own affairs
+pytestmark = pytest.mark.filterwarnings("default")  # other libraries issue warnings of their own
 
 TEXTS = [("hello", " world"), ("hello ", "world"), ("", "hello"), ("a b c", " the end"), ("he" * 60, "hehe" * 3)]
 

@@ -23,7 +23,7 @@ from llamac.openai.responses import fingerprint
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'llamac[ray]'")
 pytest.importorskip("ray.data")
-pytestmark = pytest.mark.filterwarnings("default")  # other libraries warn of their own affairs
+pytestmark = pytest.mark.filterwarnings("default")  # other libraries issue warnings of their own
 
 from ray_clusters import cluster, kill_node_of  # noqa: E402
 

@@ -19,7 +19,7 @@ from llamac.server.settings import MAX_BODY_BYTES
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'llamac[ray]'")
 pytest.importorskip("ray.serve")
-pytestmark = pytest.mark.filterwarnings("default")  # other libraries warn of their own affairs
+pytestmark = pytest.mark.filterwarnings("default")  # other libraries issue warnings of their own
 
 from ray_clusters import cluster, kill_node_of  # noqa: E402
 
@@ -161,7 +161,7 @@ def test_streams_come_in_pieces(served: Served) -> None:
         assert stream.headers["content-type"].startswith("text/event-stream")
         lines = stream.iter_lines()
         assert len([line for line, _ in zip(lines, range(40), strict=False) if line.startswith("data: {")]) == 20
-    # the client has gone, and with it the request: else four of these would keep a replica busy for ever
+    # the client has gone, and with it the request: otherwise four of these would keep a replica busy forever
     for _ in range(8):
         with served.client.stream(
             "POST", "/v1/completions", json={"prompt": "ab", "stream": True, **ENDLESS}
@@ -203,7 +203,7 @@ def test_a_node_dies_while_requests_run(served: Served) -> None:
             last = [line for line in (first, *lines) if line][-1]
             ends.append((is_stream, answer.headers[REPLICA], last))
 
-    # four streams at a time per replica: that many wait for nobody, and both replicas have some
+    # each replica runs four streams at a time, so none of these has to wait; both replicas have some
     on_victim = [number for number in range(200) if served.complete(f"{number} abc").headers[REPLICA] == victim]
     threads = [threading.Thread(target=run, args=(number, True)) for number in on_victim[:2]]
     threads += [threading.Thread(target=run, args=(number, False)) for number in on_victim[2:4]]

@@ -1,4 +1,4 @@
-"""The program that runs the suites of foreign clients (tests/clients/run.py): what counts as a failure."""
+"""The program that runs the suites of other projects' clients (tests/clients/run.py): what counts as a failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The promises of the pages (tests/promises.toml): every sentence is held by something that exists; docs/testing.md."""
+"""The promises of the pages (tests/promises.toml): something that exists holds every sentence; docs/testing.md."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def test_energy_counts_from_the_start_and_over_the_end_of_the_counter(tmp_path: 
     package = zone(tmp_path, "intel-rapl:0", "package-0", 5_000_000)
     core = zone(tmp_path, "intel-rapl:0:0", "core", 9_999_999)
     zone(tmp_path, "intel-rapl:1", "package-1", 0)
-    zone(tmp_path, "intel-rapl-mmio:0", "package-0", 7)  # the same counter by another way
+    zone(tmp_path, "intel-rapl-mmio:0", "package-0", 7)  # the same counter through another interface
     energy = Energy(tmp_path)
     assert energy.joules() == {"package-0": 0, "package-0/core": 0, "package-1": 0}
     package.write_text("7500000")

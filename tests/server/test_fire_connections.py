@@ -36,7 +36,7 @@ LAST_HEALTH = request_bytes("/health", None, "Connection: close")
 STREAM = {"prompt": "x", "stream": True, **ENDLESS}
 MAX_CONNECTIONS = 20
 MANY = 10_000
-FILES = 1000  # beside connections, of this process and of a server
+FILES = 1000  # besides connections, of this process and of a server
 
 
 @pytest.fixture(scope="module")

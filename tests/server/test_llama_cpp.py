@@ -1,4 +1,4 @@
-"""Behaviors that llama.cpp's tests of its server check and no other test here: docs/llama_cpp_server.md lists all."""
+"""Behaviors that llama.cpp's server tests check, and no other test here does: docs/llama_cpp_server.md lists all."""
 
 from __future__ import annotations
 

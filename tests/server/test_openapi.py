@@ -1,4 +1,4 @@
-"""The OpenAPI document: it has every path and every parameter, and real bodies and answers are as it says."""
+"""The OpenAPI document: it has every path and every parameter, and real bodies and answers conform to it."""
 
 from __future__ import annotations
 

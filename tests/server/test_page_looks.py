@@ -1,4 +1,4 @@
-"""The web page in headless Chromium: its width, its colors, its keys, and what screen readers are told."""
+"""The web page in headless Chromium: its width, its colors, its keys, and what screen readers announce."""
 
 from __future__ import annotations
 

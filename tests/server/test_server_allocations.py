@@ -1,4 +1,4 @@
-"""Whichever allocation of the core fails in a server: an answer that says so, and the next requests are answered.
+"""If any allocation of the core fails in a server, the answer says so, and the server answers the next requests.
 
 Some allocations fail in each test; all of them with `--failing-allocations 0`, which takes minutes.
 """

@@ -1,4 +1,4 @@
-"""What requests are admitted to: here, the memory for drafts. test_aging.py and test_engine.py have the rest."""
+"""Admission of requests: here, to the memory for drafts. test_aging.py and test_engine.py have the rest."""
 
 from __future__ import annotations
 

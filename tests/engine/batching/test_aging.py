@@ -1,4 +1,4 @@
-"""Requests that wait rise: the order of an engine's requests, step by step, by a clock that the test moves."""
+"""Waiting requests rise: the order of an engine's requests, step by step, with a clock that the test moves."""
 
 from __future__ import annotations
 

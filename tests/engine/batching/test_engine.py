@@ -117,7 +117,7 @@ def test_windowed_models_resume_and_share(windowed: llamac.Model) -> None:
         found = [engine.generate([prompt], max_tokens=30, seed=1)[0] for prompt in prompts]
     for prompt, completion in zip(prompts, found, strict=True):
         assert_same(completion, alone(windowed, prompt, max_tokens=30, seed=1))
-    # the first state cannot be cut; the second request keeps one where they part, which the others share
+    # the first state cannot be cut; the second request keeps one where the prompts diverge, which the others share
     assert [completion.usage.cached_tokens for completion in found] == [0, 0, 640, 640, 640, 640]
 
 
@@ -288,7 +288,7 @@ def test_wrong_requests_are_refused_before_anything_is_computed(model: llamac.Mo
         with pytest.raises(ArgumentError, match=next(iter(wrong))):
             llamac.Engine(model, **wrong)
     assert model.kv_budget is None
-    assert all(session.closed for session in model._sessions)  # also of engines that could not be opened
+    assert all(session.closed for session in model._sessions)  # including those of engines that could not be opened
     with pytest.raises(ArgumentError, match="model must be a Model"):
         llamac.Engine("stories.bin")  # type: ignore[arg-type]
 

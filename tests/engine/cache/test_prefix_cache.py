@@ -1,4 +1,4 @@
-"""The prefix cache finds, keeps and evicts states; what it restores has the bits of computing again."""
+"""The prefix cache finds, keeps and evicts states; restored states have the bits of recomputed ones."""
 
 from __future__ import annotations
 

@@ -374,7 +374,7 @@ def test_statistics_are_copied(model: llamac.Model, folder: Path) -> None:
         assert before.lookups == 0
 
 
-# ---- reading beside the engine's thread
+# ---- reading alongside the engine's thread
 
 
 class SlowDisk:

@@ -1,4 +1,4 @@
-"""Saved sessions continue with the same bits; damaged and foreign files are refused by field."""
+"""Saved sessions continue with the same bits; errors of damaged and foreign files name the field."""
 
 from __future__ import annotations
 

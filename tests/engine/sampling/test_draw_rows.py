@@ -1,4 +1,4 @@
-"""The draws of a batch: one call of the core for all rows that need no Python, and the tokens that each draws alone."""
+"""The draws of a batch: one call of the core for all rows that need no Python, each of which draws as if alone."""
 
 from __future__ import annotations
 

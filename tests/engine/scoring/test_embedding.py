@@ -1,4 +1,4 @@
-"""Embeddings: pooling, normalization, the same bits in any company, refused arguments."""
+"""Embeddings: pooling, normalization, the same bits in any batch, refused arguments."""
 
 from __future__ import annotations
 

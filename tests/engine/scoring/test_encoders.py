@@ -1,4 +1,4 @@
-"""Encoders: attention to both sides over several chunks, the same bits in any company, types, refused calls."""
+"""Encoders: attention to both sides over several chunks, the same bits in any batch, types, refused calls."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def test_every_token_teaches_how_often_predictions_are_right() -> None:
         right.push(token)
     assert right.rate(0) > 0.98 > max(before)
     wrong = Lookup([])
-    for i in range(400):  # after the pair 1, 2 comes something else each time
+    for i in range(400):  # something else follows the pair 1, 2 each time
         for token in (1, 2, 10 + i):
             wrong.push(token)
     wrong.push(1)
