@@ -113,7 +113,7 @@ def llama_cpp(request: pytest.FixtureRequest) -> Iterator[LlamaCpp]:
 def kernel_cache(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of kernels that are compiled for emulated devices, which later runs of the suite reuse if they can.
 
-    For LLAMAC_CACHE its parent finds them, too.
+    A process whose LLAMAC_CACHE is the parent of this folder also finds them.
     """
     cache = getattr(request.config, "cache", None)
     folder = tmp_path_factory.mktemp("gpu") if cache is None else Path(cache.mkdir("gpu"))

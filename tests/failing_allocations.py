@@ -6,14 +6,14 @@ from llamac import _core
 
 
 def numbers_of(count: int, most: int) -> list[int]:
-    """The numbers of those of `count` allocations that shall fail, from 1: at most `most`, spread evenly; 0: all."""
+    """The numbers, from 1, of the allocations to fail among `count`: at most `most`, spread evenly; 0: all."""
     if not most or most >= count:
         return list(range(1, count + 1))
     return [1 + i * (count - 1) // (most - 1) for i in range(most)]
 
 
 class Failing:
-    """A block in which the allocation with a number fails, whichever thread wants it. Negative: all later ones, too.
+    """A block in which the allocation with this number fails, in any thread. Negative: all later ones also fail.
 
     Attributes:
         count: How many allocations there were, once the block has ended.

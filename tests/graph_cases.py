@@ -18,7 +18,7 @@ EXPERTS: dict[str, Any] = {"n_experts": 5, "n_experts_used": 2}
 
 
 def cases() -> Iterator[tuple[str, ModelConfig]]:
-    """All combinations of placement, norms and FFN; windows, caps and scales in turn. The layers of a model differ."""
+    """All combinations of placement, norms and FFN; alternating windows, caps and scales. A model's layers differ."""
     choices = product(PLACEMENTS, QK_NORMS, ("gated", "plain", "experts"), ("rms", "layer"))
     for i, (placement, qk_norm, ffn, norm) in enumerate(choices):
         experts: dict[str, Any] = {**EXPERTS, "expert_weights": i // 2 % 2} if ffn == "experts" else {}

@@ -29,7 +29,7 @@ class Hub:
         revisions: Names of a repository's only commit, besides its hash.
         gated: Repositories whose files need the token.
         token: The valid token.
-        breaks: The number of bytes after which a connection breaks, for each download of a large file in turn.
+        breaks: The number of bytes after which a connection breaks, for one download of a large file after the other.
         damaged: Files that are sent with a wrong bit.
         has_checksums: Whether the listing has checksums.
         has_incomplete_checksums: Whether its checksums lack the hash, as those of some mirrors do.

@@ -15,7 +15,7 @@ class Interruption:
     """Raises KeyboardInterrupt before the n-th bytecode instruction, from 0, that the package executes.
 
     Attributes:
-        happened: Whether there were so many instructions.
+        happened: Whether the interruption happened: whether there were that many instructions.
     """
 
     def __init__(self, n: int, folder: str = PACKAGE) -> None:

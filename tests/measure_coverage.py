@@ -137,7 +137,7 @@ def python_lines(report: dict[str, Any]) -> list[str]:
 
 
 def package(file: str) -> str:
-    """The part of the project that a file counts for: export, llamac/engine, or llamac for a file beside these."""
+    """The part of the project that a file counts for: export, llamac/engine, or llamac for a file directly in it."""
     folders = Path(file).parts[:-1]
     return "/".join(folders[: 2 if folders[0] == "llamac" else 1])
 

@@ -84,7 +84,7 @@ def attention_model() -> Checkpoint:
 
 
 def latent_model() -> Checkpoint:
-    """A model with latent attention and experts, also in its MTP layer."""
+    """A model with latent attention and experts, in its MTP layer as well."""
     return checkpoint(latent_config())
 
 

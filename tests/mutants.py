@@ -100,7 +100,7 @@ class Fault:
         return source.count("\n", 0, self.begin) + 1
 
     def describe(self, name: str, source: str) -> str:
-        """The fault as text: file, line, and what has become of it."""
+        """The fault as text: file, line, and the change."""
         start = source.rfind("\n", 0, self.begin) + 1
         stop = source.index("\n", self.end)
         after = (source[start : self.begin] + self.text + source[self.end : stop]).strip()
@@ -274,7 +274,7 @@ class Trials:
 
 
 def is_same_python(text: str, source: str) -> bool:
-    """Whether a text is no Python, or the same code as the source."""
+    """Whether a text is not valid Python, or is the same code as the source."""
     try:
         return ast.dump(ast.parse(text)) == ast.dump(ast.parse(source))
     except SyntaxError:
@@ -299,7 +299,7 @@ def main() -> int:
 
 
 def try_file(trials: Trials, name: str, sample: int, line: int | None) -> int:
-    """Plant faults of a file, and print those that survived. Returns how many they are."""
+    """Plant faults in a file, and print those that survived. Returns their number."""
     begun = time.monotonic()
     source = (ROOT / name).read_text()
     every = faults_of(source, "c" if name.endswith(".c") else "py")

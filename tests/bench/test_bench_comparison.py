@@ -41,7 +41,7 @@ def test_an_interval_is_that_of_the_definition() -> None:
 
 
 def pairs(random_: random.Random, ratio: float, count: int, drift: float, noise: float) -> tuple[list[float], ...]:
-    """Times of two programs in alternation: the machine drifts, which both of a pair feel, and each run has noise."""
+    """Alternating times of two programs: the machine drifts, which affects both of a pair, and each run has noise."""
     first, second = [], []
     for _ in range(count):
         machine = math.exp(random_.gauss(0, drift))

@@ -11,7 +11,7 @@ from terminals import Person
 
 @pytest.fixture
 def people() -> Iterator[list[Person]]:
-    """Whoever is in this list leaves at the end of the test."""
+    """A list for people at terminals. The processes of those in it are killed if they outlive the test."""
     present: list[Person] = []
     yield present
     for person in present:

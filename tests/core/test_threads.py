@@ -368,7 +368,7 @@ def test_a_session_can_change_its_number_of_threads(tiny_llama: Path) -> None:
 
 @pytest.mark.parametrize("policy", ["passive", "active"])
 def test_idle_threads_use_no_cpu_time(tiny_llama: Path, policy: str) -> None:
-    """From the end of the eval on, even if OpenMP's threads are configured never to sleep."""
+    """As soon as the eval has ended, even if OpenMP's threads are configured never to sleep."""
     program = f"""{START}
     import gc
     time.sleep(0.2)  # new threads of numpy spin for about 25 ms

@@ -48,7 +48,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def few_states(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few cached prefixes: opening an engine allocates two lists for each, which are all alike."""
+    """Few cached prefixes: opening an engine allocates two lists for each, and these allocations are all alike."""
     monkeypatch.setattr(engine_module, "CACHED_STATES", STATES)
 
 

@@ -44,7 +44,7 @@ CONFIG: Config = {
 
 
 def four_bits(size: int, nested: int = 0, kind: str = "nf4") -> Quantizer:
-    """Random codes with a factor for each block of `size` numbers; `nested`: the factors are codes in blocks, too."""
+    """Random codes with a factor for each block of `size` numbers; `nested`: the factors are also codes in blocks."""
 
     def quantize(name: str, shape: tuple[int, ...]) -> tuple[Stored, np.ndarray]:
         random, count = draws(name), int(np.prod(shape))

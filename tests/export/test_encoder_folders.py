@@ -269,7 +269,7 @@ def test_keys_of_ettin_and_mmbert_are_those_of_modernbert() -> None:
 
 
 def test_nomic_bert_has_two_sets_of_names(tmp_path: Path) -> None:
-    """transformers saves the tensors under the names of the published checkpoints, which have their own keys, too."""
+    """transformers saves the tensors under the names of the published checkpoints, which also have their own keys."""
     folder = encoder_checkpoint(tmp_path / "nomic", ENCODER_CASES["nomic_bert"])
     stored = read_safetensors(folder / "model.safetensors")
     assert "encoder.layers.0.attn.Wqkv.weight" in stored

@@ -135,7 +135,7 @@ def test_merged_halves_with_factors_of_their_own(tmp_path: Path) -> None:
 
 
 def test_merged_experts_have_partial_blocks(tmp_path: Path) -> None:
-    """A block has the size in config.json, also if the blocks of a matrix could all have another one."""
+    """A block has the size in config.json, even if the blocks of a matrix could all have another one."""
     floats = family_checkpoint(tmp_path / "shapes", FAMILY_CASES["granitemoe"])
     _, rows, columns = read_safetensors(floats / "model.safetensors")[EXPERTS + DOWN].shape
     assert columns % 2 == 0

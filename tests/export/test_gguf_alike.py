@@ -76,7 +76,7 @@ def write_as(path: Path, arch: str, config: Config, weights: Tensors, absent: tu
 
 
 def with_fused_qkv(n_layers: int, stored: Tensors) -> Tensors:
-    """The tensors with q, k and v in one. Only models with an MTP layer have a block after the layers."""
+    """The tensors, with q, k and v fused. Only models with an MTP layer have a block after the layers."""
     found = dict(stored)
     for layer, kind in itertools.product(range(n_layers + 1), ("weight", "bias")):
         if f"blk.{layer}.attn_q.{kind}" in found:

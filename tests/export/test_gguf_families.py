@@ -449,7 +449,7 @@ def test_keys_of_mamba_in_a_granite_without_such_layers_are_ignored(
 
 
 def test_lists_of_nemotron_h_say_what_each_block_is(folder: Callable[[str], Path], tmp_path: Path) -> None:
-    """A last block, which predicts a second token, has an entry in each list, too."""
+    """A last block, which predicts a second token, also has an entry in each list."""
     name = "nemotron_h-experts"
     config, weights = case_of(name).config, checkpoint_tensors(folder(name))
     changes: dict[str, object] = {"block_count": 6, "nextn_predict_layers": 1}

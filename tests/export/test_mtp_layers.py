@@ -129,7 +129,7 @@ def test_the_layer_is_read_and_written_back(
 
 
 def test_the_norm_after_the_layer_of_ernie_is_the_models(folder: Callable[[str], tuple[Path, int, Tensors]]) -> None:
-    """It has no experts, also in a model all of whose layers have."""
+    """It has no experts, even in a model all of whose layers have some."""
     path, _, _ = folder(ERNIE)
     made = hf_reading.read(path)
     ours, of_model = (made.tensors[f"{name}.weight"].array() for name in ("mtp.output_norm", "output_norm"))
@@ -342,7 +342,7 @@ def test_a_layer_with_matrices_of_its_own_is_left_out(
 
 
 def test_layers_that_config_does_not_count_are_refused(folder: Callable[[str], tuple[Path, int, Tensors]]) -> None:
-    """They are no MTP layer without the tensors around one."""
+    """Without the tensors around an MTP layer, they do not form one."""
     path, _, _ = folder("glm4_moe")
     weights = {name: values for name, values in checkpoint_tensors(path).items() if not name.endswith("eh_proj.weight")}
     write_safetensors(path / "model.safetensors", weights)

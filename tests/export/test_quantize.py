@@ -237,7 +237,6 @@ def test_the_engine_matches_the_format(config: ModelConfig, dtype: str, numerics
     """Compares products computed from the engine's own inputs, so that one differently rounded input does not spread.
 
     Then compares the logits of the whole graph.
-    more than itself; then the logits of the whole graph.
     """
     path = write_model(tmp_path / "model.bin", checkpoint(config), dtype)
     ids = some_ids(9)

@@ -146,7 +146,7 @@ def test_an_unknown_key_is_named_beside_a_wrong_one() -> None:
 
 
 def test_attention_in_chunks_for_a_million_tokens_is_not_applied_and_a_warning() -> None:
-    """Of Qwen2.5-7B-Instruct-1M and Qwen3-30B-A3B-Instruct-2507, whose config_1m.json has it, too."""
+    """Of Qwen2.5-7B-Instruct-1M, and of Qwen3-30B-A3B-Instruct-2507, whose config_1m.json also has it."""
     chunks = {"chunk_size": 262144, "local_size": 8192, "original_max_position_embeddings": 262144}
     for name in ("Qwen2.5-0.5B", "Qwen3-0.6B", "Qwen3-30B-A3B"):
         warnings: list[str] = []

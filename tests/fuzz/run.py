@@ -209,7 +209,7 @@ def _reached(target: Target, data: bytes, folder: Path) -> tuple[str, set[Any]]:
 
     Returns:
         The outcome, "accepted" or "rejected", and what was reached: (path, line) of each line of the package, and
-        (path, line, line) of each step between two lines. (outcome, 0) is in it as well.
+        (path, line, line) of each step between two lines. It also contains (outcome, 0).
     """
     from fuzz.mutate import unpack
     from llamac.errors import LlamacError

@@ -33,7 +33,7 @@ def core_kernels(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 @pytest.fixture(scope="session")
 def nvrtc() -> Any:
-    """CuPy's module, if NVRTC is installed too."""
+    """CuPy's module, if NVRTC is also installed."""
     cuda = pytest.importorskip("cupy.cuda", reason="CuPy is not installed (extra: cuda12 or cuda13)")
     try:
         cuda.nvrtc.getVersion()

@@ -48,7 +48,7 @@ class Faults:
         )
 
     def fail(self, at: int, status: int) -> None:
-        """Let the call with a number fail, from 1; with `LOST` all later ones, too. 0: none."""
+        """Make the call with this number fail, from 1; with `LOST`, also all later ones. 0: none."""
         self.calls, self._at, self._status = [], at, status
 
     def call(self, module: Any, error: str, name: str, arguments: tuple[Any, ...]) -> Any:
@@ -69,7 +69,7 @@ class Faults:
         return found
 
     def destroy_all(self) -> None:
-        """Destroy what is held: the device was lost for the program only."""
+        """Destroy what is held: only the program has lost the device."""
         self.fail(0, 0)
         with contextlib.suppress(Exception):  # the program was capturing
             stream = next(handle for name, handle in self.held if name == "streamDestroy")

@@ -167,7 +167,7 @@ def test_early_launches_need_a_device_and_a_driver_that_have_them() -> None:
 def test_a_ring_of_pinned_memory_carries_copies_of_any_size(
     device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Also of a file that is mapped for reading only."""
+    """Even of a file that is mapped for reading only."""
     cuda, _ = device
     monkeypatch.setattr(pinned_ring, "CAPACITY", 1 << 14)
     monkeypatch.setattr(pinned_ring, "PIECE", 3000)

@@ -62,7 +62,7 @@ def replayed(session: llamac.Session) -> Floats:
 
 @pytest.mark.parametrize("failing", range(1, 5))
 def test_a_pass_without_memory_leaves_sessions_usable(model: llamac.Model, device: FailingDevice, failing: int) -> None:
-    """Whichever of its allocations fails, passes of other shapes compute what they did before.
+    """If any of its allocations fails, passes of other shapes compute what they did before.
 
     Those are of page tables, of buffers, of tiles, and of partial results.
     """

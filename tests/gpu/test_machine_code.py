@@ -120,7 +120,7 @@ def test_only_what_the_source_writes_is_fused(nvrtc: Any, tmp_path: Path) -> Non
 
 
 def tool(name: str) -> str:
-    """The path of a program of CUDA, of which wheels have one each."""
+    """The path of one of CUDA's programs, each of which has its own wheel."""
     packages = Path(sysconfig.get_path("purelib")) / "nvidia"
     found = sorted(packages.glob(f"*/bin/{name}"))
     if not found:

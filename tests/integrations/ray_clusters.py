@@ -32,7 +32,7 @@ def cluster(nodes: int) -> Iterator[Any]:
 
 
 def kill_node_of(started: Any, node_id: str) -> None:
-    """Kill the processes of a node, without a word to the others."""
+    """Kill the processes of a node without notifying the others."""
     [node] = [each for each in started.worker_nodes if each.node_id == node_id]
     started.remove_node(node, allow_graceful=False)
 

@@ -60,7 +60,7 @@ ESCAPES = {
 
 @pytest.mark.parametrize("name", ESCAPES)
 def test_cve_2024_34359_templates_cannot_reach_python(name: str, tmp_path: Path) -> None:
-    """Covers other escapes from jinja2's sandbox as well. Templates run in a process that cannot open files."""
+    """Also covers other escapes from jinja2's sandbox. Templates run in a process that cannot open files."""
     mark = tmp_path / "mark"
     template = ESCAPES[name].replace("%s", str(mark))
     (tmp_path / "x.gguf").write_bytes(gguf_file([("tokenizer.chat_template", template)]))

@@ -35,7 +35,7 @@ def call(request: pytest.FixtureRequest) -> Call:
 
 @pytest.fixture
 def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Model]:
-    """A random LLaMA that can rank, too."""
+    """A random LLaMA that can also rank."""
     made = checkpoint(llama_config(context=1200))
     made.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     monkeypatch.setattr(ranking, "_answer_id", lambda _, word: len(word))

@@ -136,7 +136,7 @@ def test_the_file_says_how_to_pool(tmp_path: Path) -> None:
 
 
 def with_metadata(path: Path, **metadata: object) -> llamac.Model:
-    """A random LLaMA whose file has these entries, too."""
+    """A random LLaMA whose file also has these entries."""
     return llamac.load(write_model(path, checkpoint(llama_config()), **{"pooling": "mean", **metadata}))
 
 

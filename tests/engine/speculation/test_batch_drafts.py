@@ -235,7 +235,7 @@ def test_a_cancel_ends_the_draft_models_pass(tiny_llama: Path, monkeypatch: pyte
 
 
 def test_steps_without_drafts_restore_the_budget(model: llamac.Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After wrong drafts an engine drafts again in time."""
+    """After wrong drafts, an engine eventually drafts again."""
     left: list[float] = []
     before = batch_drafts.RequestDrafts.follow
 

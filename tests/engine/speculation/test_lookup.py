@@ -98,7 +98,7 @@ def test_a_match_that_goes_on_gives_way_to_a_longer_one() -> None:
 
 @pytest.mark.parametrize("every", [8, 10, 15])
 def test_an_edit_is_predicted_right_after_each_replaced_token(every: int) -> None:
-    """Two tokens in common find a match again. Going on after the replaced token predicts those two as well."""
+    """Two tokens in common find a match again. Continuing after the replaced token also predicts those two."""
     draw = random.Random(1)
     text = [draw.randrange(30000) for _ in range(600)]
     found, right = Lookup(text), 0
