@@ -1,9 +1,9 @@
-"""Time of decode steps beside another session's prefill.
+"""Time of decode steps during another session's prefill.
 
     python -m bench.concurrent MODEL [--threads 2] [--prompt 1024] [--steps 40] [--result NAME]
 
 One session computes a long prompt while another decodes. Prints the times of the steps (median, 90th percentile and
-maximum) and the speed of the prefill, each alone and beside the other, and the number of steps beside the prefill.
+maximum) and the speed of the prefill, each alone and during the other, and the number of steps during the prefill.
 """
 
 from __future__ import annotations

@@ -182,7 +182,7 @@ class Step:
             lambda: DrawMemory(self._driver).deliver(0, np.empty((1, VOCABULARY), np.float32), drawing),
             Counted(logits, 250, 2, 4, 500),
             Counted(2 * logits, 1700, 3, 6, 1700, doubles=470),  # exp of 4 numbers, and sums
-            # the sums of all chunks are added up in turn, then on average half of them again
+            # the sums of all chunks are added one after the other, then on average half of them again
             Counted(8 * chunks + 4 * 1024, 1700, 12, 12, 8 * chunks + 60 * chunks // 2 + 1500),
         )
 

@@ -3,7 +3,7 @@
     python -m bench.small stories260K.bin tok512.bin path/to/llama2.c/run
 
 `run` is llama2.c's run.c, built by "make runfast" (-Ofast, one thread). Both decode 256 positions greedily. llama2.c
-reports its own speed and excludes the first token; the figure for llamac excludes it, too.
+reports its own speed and excludes the first token; so does the figure for llamac.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class Soak:
         """Send requests for some time; return the memory after each second or so."""
         memory = []
         limit = time.monotonic() + 60 * minutes
-        while time.monotonic() < limit:  # engines come and go, too
+        while time.monotonic() < limit:  # engines also come and go
             settings: dict[str, Any] = {
                 "max_sequences": self._random.choice((2, 8, 16)),
                 "kv_tokens": self._random.choice((600, 4000)),
