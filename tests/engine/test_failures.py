@@ -18,7 +18,7 @@ from held_engines import held
 
 import llamac
 from builders import some_ids
-from llamac import _core
+from llamac import OutOfMemoryError, _core
 from llamac.engine.batching import batch
 from llamac.engine.cache import prefix_store
 from llamac.engine.generation import logprobs
@@ -318,6 +318,23 @@ def test_a_beam_search_survives_a_step_without_memory(engine: llamac.Engine, mon
     assert request.result(TIMEOUT).tokens == wanted.tokens
     with pytest.raises(llamac.OutOfMemoryError):
         other.result(TIMEOUT)
+
+
+def test_an_engine_whose_thread_cannot_start_refuses_requests_until_it_can(
+    model: llamac.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with llamac.Engine(model) as engine:
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(OutOfMemoryError, match="thread"):
+            engine.submit([5], max_tokens=1)
+        assert engine.stats().waiting == 0
+        monkeypatch.setattr(threading.Thread, "start", start)
+        assert engine.submit([5], max_tokens=1).result(TIMEOUT).finish_reason == "length"
 
 
 # ---- prefixes on disk

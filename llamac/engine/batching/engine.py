@@ -341,6 +341,7 @@ class Engine(Closeable):
             QueueFullError: If `max_queue` requests are already waiting.
             ArgumentError: If an argument is out of range.
             ClosedError: If the engine is closed.
+            OutOfMemoryError: If the system refuses the engine's thread.
         """
         request = self._request(prompt, request_params(params, overrides), priority, deadline)
         self._enqueue(request, wait=False)
@@ -474,10 +475,16 @@ class Engine(Closeable):
                 if not wait:
                     raise QueueFullError(f"{n} requests are already waiting, the limit (max_queue): try again later")
                 self._changed.wait(WAIT_S)
-            self._arrived += request._members
             if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name="llamac-engine", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._serve, name="llamac-engine", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as failure:
+                    raise OutOfMemoryError(f"the engine's thread cannot be started: {failure}") from failure
+                self._thread = thread
+            for member in request._members:
+                member._enter_queue()
+            self._arrived += request._members
             self._changed.notify_all()
 
     def _interrupt(self, request: Request) -> None:

@@ -53,7 +53,7 @@ class Request:
         self._members: list[Request] = [self]  # the requests that an engine computes for this one
         # used only by the engine's thread
         self._level = priority
-        self._waiting_since = self._submitted  # only `scheduler.age` changes this and the level
+        self._waiting_since = self._submitted  # once queued, only `scheduler.age` changes this and the level
         self._source: _core.Session | None = None  # a session with the prompt except its last id
         self._sequence: int | None = None  # the index in the engine's session while the request runs
         self._computed = 0  # number of computed ids
@@ -236,6 +236,13 @@ class Request:
     def _join(self, group: Request) -> None:
         """Become a candidate of a group. Changes of this request also wake the group's waiters."""
         self._group, self._condition, self._listeners = group, group._condition, group._listeners
+
+    def _enter_queue(self) -> None:
+        """Begin to wait: `Engine.generate` makes requests long before there is room for them in the queue."""
+        now = time.monotonic()
+        if self._deadline is not None:
+            self._deadline += now - self._submitted
+        self._submitted = self._waiting_since = now
 
     # ---- for the engine's thread
 

@@ -6,16 +6,20 @@ import contextlib
 import random
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from held_engines import held
 
 import llamac
 from builders import some_ids
 from llamac import SamplingParams
-from llamac.engine.batching import batch, request
+from llamac.engine.batching import admission, batch, request
 from llamac.engine.batching.request import Request
 from llamac.engine.batching.scheduler import LEVEL_S
+from processes import TIMEOUT
 
 
 class Steps:
@@ -208,3 +212,21 @@ def test_a_batch_that_looks_for_no_request_to_start_would_find_none(open_steps: 
             assert set(steps.batch.running) == running
             looks += 1
     assert looks > 20
+
+
+def test_prompts_beyond_the_queue_wait_from_when_they_are_queued(
+    model: llamac.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their time before that neither raises them above other requests nor counts towards their deadlines."""
+    now = 1000.0
+    clock = SimpleNamespace(monotonic=lambda: now, perf_counter=time.perf_counter)
+    for module in (admission, batch, request):
+        monkeypatch.setattr(module, "time", clock)
+    with llamac.Engine(model, max_sequences=1, max_queue=1) as engine, ThreadPoolExecutor(1) as pool:
+        with held(engine) as is_held:
+            found = pool.submit(engine.generate, [[5]] * 3, max_tokens=1, deadline=60)
+            assert is_held.wait(TIMEOUT)
+            now += 100
+        completions = found.result(TIMEOUT)
+    assert [completion.finish_reason for completion in completions] == ["deadline", "length", "length"]
+    assert [completion.timings.queued for completion in completions] == [100, 0, 0]
