@@ -6,6 +6,7 @@ import io
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -13,6 +14,8 @@ from llamac.cli.parser import load_command, make_parser, name_options
 from llamac.exit_codes import ERROR, INTERRUPTED, OK, USAGE
 
 __all__ = ["export_main", "main", "make_parser", "run_command"]
+
+SECONDS_TO_RAISE_AGAIN = 0.01  # after which a destructor has usually returned
 
 
 def main(begin: Callable[[], object] = lambda: None) -> NoReturn:
@@ -85,6 +88,21 @@ def _exit_with(command: Callable[[], int]) -> NoReturn:
         signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once
         raise _Terminated(number)
 
+    def raise_again(dropped: sys.UnraisableHookArgs) -> None:
+        # Python drops what is raised in destructors and callbacks, also by a signal, which would then have no effect
+        if isinstance(dropped.exc_value, _Terminated):
+            number = dropped.exc_value.number
+            signal.signal(number, terminate)
+        elif isinstance(dropped.exc_value, KeyboardInterrupt):
+            number = signal.SIGINT
+        else:
+            sys.__unraisablehook__(dropped)
+            return
+        timer = threading.Timer(SECONDS_TO_RAISE_AGAIN, os.kill, (os.getpid(), number))
+        timer.daemon = True  # does not delay the end of the process
+        timer.start()
+
+    sys.unraisablehook = raise_again
     for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
         if signal.getsignal(number) is signal.SIG_DFL:  # nohup sets SIGHUP to SIG_IGN
             signal.signal(number, terminate)

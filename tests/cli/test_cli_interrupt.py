@@ -1,7 +1,8 @@
-"""Ctrl-C at the start and the end of a command's process is as quiet as anywhere else."""
+"""Ctrl-C at the start and the end of a command, and signals during destructors, are as quiet as anywhere else."""
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import textwrap
@@ -86,3 +87,23 @@ def test_a_job_started_with_ignored_ctrl_c_keeps_ignoring_it(script: Path) -> No
     """
     done = run_command(program, "run", script, "-i", "", "-n", 5, "-t", 0, "-q")
     assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\nabcde\n", "")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+def test_a_signal_during_a_destructor_ends_the_command(script: Path, number: int, code: int) -> None:
+    """Python drops what a destructor raises."""
+    program = f"""
+        import os, time
+        import llamac.__main__, llamac.cli, llamac.cli.run
+        class Busy:
+            def __del__(self):
+                os.kill(os.getpid(), {int(number)})
+                for _ in range(100):
+                    pass
+        def run(options):
+            Busy()
+            time.sleep(30)
+        llamac.cli.run.run = run
+    """
+    done = run_command(program, "run", script)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
