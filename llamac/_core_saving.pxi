@@ -165,6 +165,11 @@ def snapshot(Session session not None):
         session._busy = False
 
 
+cdef const int32_t *first_of(const int32_t[::1] numbers) except? NULL:
+    """The address of the first number; NULL if there is none."""
+    return &numbers[0] if numbers.shape[0] else NULL
+
+
 @cython.final
 cdef class _SequenceContent:
     """What `restore` gives a sequence."""
@@ -211,13 +216,14 @@ cdef class _SequenceContent:
         cdef llamac_error err
         cdef Page page
         cdef int length = <int>self._ids.shape[0]
+        cdef const int32_t *starts = first_of(self._starts)
         if self._starts.shape[0] != len(kv_groups(session)):
             raise ArgumentError(f"there are {self._starts.shape[0]} first positions, expected one per group of layers")
         for page in self._pages:
             if page._model is not session._model:
                 raise ArgumentError("a page belongs to another model")
-        check(llamac_check_restore(session._ptr, self._sequence, length, &self._starts[0], self._pointers,
-                                   self._n_pages, self._lengths, self._n_states, &err), &err)
+        check(llamac_check_restore(session._ptr, self._sequence, length, starts, self._pointers, self._n_pages,
+                                   self._lengths, self._n_states, &err), &err)
         if length:
             session._tokens._reserve(self._sequence, length - 1)
         for page in self._pages:
@@ -229,8 +235,8 @@ cdef class _SequenceContent:
         cdef llamac_error err
         cdef Page page
         cdef int length = <int>self._ids.shape[0]
-        check(llamac_restore(session._ptr, self._sequence, length, &self._starts[0], self._pointers, self._n_pages,
-                             &err), &err)
+        check(llamac_restore(session._ptr, self._sequence, length, first_of(self._starts), self._pointers,
+                             self._n_pages, &err), &err)
         check(llamac_restore_states(session._ptr, self._sequence, self._lengths, self._pointers + self._n_pages,
                                     self._n_states, &err), &err)
         for page in self._pages:

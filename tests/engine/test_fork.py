@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 import llamac
-from builders import some_ids
+from builders import checkpoint, llama_config, some_ids, write_model
 from llamac import ArgumentError, ClosedError, OutOfMemoryError, _core
+from llamac.export.checkpoint import LayerConfig
 
 
 def test_a_fork_has_the_bits_of_computing_again(model: llamac.Model) -> None:
@@ -20,6 +24,20 @@ def test_a_fork_has_the_bits_of_computing_again(model: llamac.Model) -> None:
                 found = forked.eval(rest, logits="all")
                 assert found.tobytes() == model.logits([*ids[:length], *rest])[length:].tobytes()
         assert session.eval([7]).tobytes() == model.logits([*ids, 7])[-1].tobytes()
+
+
+def test_models_whose_layers_keep_nothing_have_sessions_like_others(tmp_path: Path) -> None:
+    """Layers without mixers have no groups of pages."""
+    config = replace(llama_config(), layers=(LayerConfig("gated", 40, mixer="none"),))
+    with llamac.load(write_model(tmp_path / "m.bin", checkpoint(config))) as model, model.session() as session:
+        session.eval(some_ids(70), logits=None)
+        session.save(tmp_path / "a.session")
+        with model.session() as loaded, session.fork() as forked, session.to("cpu") as moved:
+            loaded.load(tmp_path / "a.session")
+            expected = session.eval([5]).tobytes()
+            for copy in (loaded, forked, moved):
+                assert copy.tokens() == some_ids(70)
+                assert copy.eval([5]).tobytes() == expected
 
 
 def test_sequences_that_branch_off_are_computed_together(model: llamac.Model) -> None:

@@ -72,11 +72,12 @@ def _copy_pages(found: list[_core._Held], target: Session) -> None:
             copy(group, pages[:1] if is_recurrent else pages)
     with contextlib.suppress(OutOfMemoryError):
         for *_, groups, states in found:
-            copy(len(groups) - 1, groups[-1][1 : len(states)])
+            if states:
+                copy(len(groups) - 1, groups[-1][1:])
     contents: list[_core._Content] = []
     for number, (ids, shift, starts, groups, states) in enumerate(found):
         held = [copies[page.address] for pages in groups for page in pages if page.address in copies]
-        kept = zip(states, groups[-1], strict=False)
+        kept = zip(states, groups[-1] if states else (), strict=False)
         earlier = [length for length, page in kept if page.address in copies][1:]
         contents.append((number, array("i", ids), array("i", starts), held, shift, earlier))
     _core.restore(target._core, contents)

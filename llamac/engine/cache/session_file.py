@@ -198,7 +198,7 @@ def load(session: Session, path: str | os.PathLike[str]) -> None:
 def _content(number: int, saved: SavedSequence, ids: array[int], pages: list[_core.Page | None]) -> _core._Content:
     """Return what a sequence should hold. Earlier states for which there was no memory are left out."""
     held = [page for group in saved.pages for index in group if (page := pages[index]) is not None]
-    states = zip(saved.states, saved.pages[-1], strict=False)
+    states = zip(saved.states, saved.pages[-1] if saved.states else (), strict=False)
     earlier = [length for length, index in states if pages[index] is not None][1:]
     shift = 0 if saved.shifted is None else saved.shifted + 1
     return number, ids, array("i", saved.starts), held, shift, earlier
