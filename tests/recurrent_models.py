@@ -1,4 +1,4 @@
-"""Tiny models with recurrent layers beside attention."""
+"""Tiny models with recurrent layers, most of them beside attention."""
 
 from __future__ import annotations
 
@@ -62,6 +62,11 @@ def short_convs() -> Checkpoint:
         replace(config(), layers=(SHORT_CONV, replace(GATED, output_gate="head"), last)),
         {"layers.0.conv_taps.bias": random_tensor("bias", (32,))},
     )
+
+
+def states_alone() -> Checkpoint:
+    """Two layers with short convolutions, and none with attention."""
+    return checkpoint(replace(config(), layers=(SHORT_CONV, SHORT_CONV)))
 
 
 def both_mixers() -> Checkpoint:

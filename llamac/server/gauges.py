@@ -72,13 +72,13 @@ def gauges_of(models: Models, energy: Energy) -> list[Gauge]:
 
 
 def _now(engine: Engine) -> dict[str, float]:
-    stats = engine.stats()
+    stats, (_, page_bytes) = engine.stats(), engine.page_size
     device = engine.model._device
     return {
         "requests_running": stats.running,
         "requests_waiting": stats.waiting,
         "kv_bytes": stats.kv_bytes,
-        "kv_pages": stats.kv_bytes // engine.page_size[1],
+        "kv_pages": stats.kv_bytes // page_bytes if page_bytes else 0,  # recurrent layers alone have only states
         "prefix_bytes": stats.prefix.bytes,
         "device_bytes": 0 if device is None else device.bytes,
         "threads": engine.threads,

@@ -71,7 +71,7 @@ def need_of(engine: Engine, kv_tokens: int | None, limit: int) -> Need:
     pages = -(-(engine.context if kv_tokens is None else kv_tokens) // positions)
     if kv_is_on_device(model):
         pages = 0
-    elif kv_tokens is None and fixed + pages * page_bytes > limit:
+    elif kv_tokens is None and page_bytes and fixed + pages * page_bytes > limit:
         least = -(-min(MIN_CONTEXT, engine.context) // positions)
         pages = max(least, (limit - fixed) // page_bytes)
     found = os.stat(model.file.path)

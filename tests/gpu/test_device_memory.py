@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 from gpu.failing_device import FailingDevice
+from recurrent_models import states_alone
 
 import llamac
 from builders import checkpoint, llama_config, some_ids, write_model
@@ -150,6 +151,14 @@ def test_kv_tokens_that_do_not_fit_the_device_are_refused(
             assert engine.submit(IDS[:5], max_tokens=2, ignore_eos=True).result(60).tokens
         with model.session(device="cpu") as cpu:
             cpu.eval(IDS)
+
+
+def test_states_that_do_not_fit_the_device_are_refused(shared: type[SharedDevice], tmp_path: Path) -> None:
+    with llamac.load(write_model(tmp_path / "m.bin", states_alone()), device="cuda") as model:
+        assert model._device is not None
+        model._device.kv_room = 100
+        with pytest.raises(OutOfMemoryError, match="leave 100 B: use fewer sequences"):
+            llamac.Engine(model, kv_tokens=300)
 
 
 def test_a_server_plans_the_memory_of_the_process(path: Path, shared: type[SharedDevice]) -> None:

@@ -20,6 +20,9 @@ import pytest
 pytest.importorskip("uvicorn")
 pytest.importorskip("httpx")
 
+from recurrent_models import states_alone
+
+from builders import write_model
 from http_server import ENDLESS, PATIENCE, Running, running
 from llamac.errors import ArgumentError
 from llamac.guided import vocabulary
@@ -130,6 +133,14 @@ def test_metrics_count_requests_and_tokens(server: Running) -> None:
     assert grown["llamac_generated_tokens_total"] == 5
     assert grown['llamac_requests_total{path="/v1/completions",status="200"}'] == 1
     assert grown["llamac_first_token_seconds_count"] == grown["llamac_token_seconds_count"] == 1
+
+
+def test_a_model_with_states_alone_has_metrics(tmp_path: Path) -> None:
+    """All of its layers are recurrent, so its pages of keys and values have no bytes."""
+    with running(write_model(tmp_path / "m.bin", states_alone())) as server:
+        assert server.post("/v1/completions", {"prompt": "he", "max_tokens": 2, "seed": 1}).status_code == 200
+        found = server.client.get("/metrics").text
+    assert "\nllamac_kv_pages 0\n" in found
 
 
 def test_health_answers_while_the_engine_computes(server: Running) -> None:

@@ -240,9 +240,11 @@ class Engine(Closeable):
         budget = -(-kv_tokens // positions) * page_bytes + states
         device = self._model._working_device
         if self._session.device != "cpu" and device is not None and budget > device.kv_room:
+            left = max(0, device.kv_room - states)
+            most = f"at most {left // page_bytes * positions} fit" if left >= page_bytes > 0 else "use fewer sequences"
             raise OutOfMemoryError(
                 f"kv_tokens is {kv_tokens}, which need {size_text(budget)} on {device.name}, but the weights and the "
-                f"passes leave {size_text(device.kv_room)}: at most {device.kv_room // page_bytes * positions} fit"
+                f"passes leave {size_text(device.kv_room)}: {most}"
             )
         self._model.kv_budget = budget
 
