@@ -62,21 +62,22 @@ def need_of(engine: Engine, kv_tokens: int | None, limit: int) -> Need:
 
     Args:
         engine: The engine.
-        kv_tokens: Capacity of its KV cache in positions. None: one whole sequence, or as many as the limit leaves.
+        kv_tokens: Capacity of its KV cache in positions. None: one whole sequence, or as many as the limit leaves. The
+            states of a sequence's recurrent layers come on top.
         limit: The limit for all models.
     """
     model = engine.model
     positions, page_bytes = engine.page_size
-    fixed = model._memory.fixed()
+    fixed, states = model._memory.fixed(), engine._most_state_bytes
     pages = -(-(engine.context if kv_tokens is None else kv_tokens) // positions)
     if kv_is_on_device(model):
-        pages = 0
-    elif kv_tokens is None and page_bytes and fixed + pages * page_bytes > limit:
+        pages = states = 0
+    elif kv_tokens is None and page_bytes and fixed + states + pages * page_bytes > limit:
         least = -(-min(MIN_CONTEXT, engine.context) // positions)
-        pages = max(least, (limit - fixed) // page_bytes)
+        pages = max(least, (limit - fixed - states) // page_bytes)
     found = os.stat(model.file.path)
     weights = fixed_bytes(model)[0]
-    return Need(fixed - weights + pages * page_bytes, weights, (found.st_dev, found.st_ino))
+    return Need(fixed - weights + states + pages * page_bytes, weights, (found.st_dev, found.st_ino))
 
 
 class Entry:

@@ -22,7 +22,9 @@ pytest.importorskip("httpx")
 
 import httpx
 from adapter_samples import PREFIX, small_adapter
+from recurrent_models import states_alone
 
+from builders import write_model
 from http_server import ENDLESS, PATIENCE, Running, running, serving
 from llamac import models as built_in
 from llamac.cli import make_parser
@@ -381,6 +383,13 @@ def test_a_model_that_can_never_fit_is_refused(tmp_path: Path) -> None:
         assert server.post("/v1/completions", {**ASK, "model": "fables"}).status_code == 200
     with pytest.raises(OutOfMemoryError):
         table(write_models(tmp_path, "[models.tales]\npinned = true\n"), "--max-memory", "1MB")
+
+
+def test_a_limit_has_room_for_the_states_of_a_model(tmp_path: Path) -> None:
+    """Recurrent layers alone have no pages of keys and values."""
+    write_model(write_models(tmp_path, names=()) / "states.bin", states_alone())
+    with serving_models(tmp_path, "--max-memory", "1GB") as server:
+        text_of(server.post("/v1/completions", {**ASK, "model": "states"}))
 
 
 def test_models_of_one_file_need_its_memory_once(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, overload
 
+from llamac import _core
 from llamac.arguments import KVDtype, Numerics, to_float, to_int, wrong_type
 from llamac.engine.batching.batch import Batch
 from llamac.engine.batching.beams import BeamRequest
@@ -279,6 +280,11 @@ class Engine(Closeable):
     def page_size(self) -> tuple[int, int]:
         """The positions and the bytes of a page of the KV cache."""
         return self._session._core.page_size()
+
+    @property
+    def _most_state_bytes(self) -> int:
+        """The most bytes of the states of a sequence's recurrent layers."""
+        return _core.memory_limits(self._session._core, 1)[1] - self.page_size[1]  # beside the pages of one position
 
     @property
     def failure(self) -> LlamacError | None:
