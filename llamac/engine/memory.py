@@ -167,6 +167,24 @@ class MemoryLimit:
         self.kv_budget: int | None = None
         self.engine_logits = 0
         self.budget: int | None = None
+        # what engines have set, in this order: the engine, the attribute, and its value before
+        self._set: list[tuple[object, str, int | None]] = []
+
+    def set(self, engine: object, name: str, value: int | None) -> None:
+        """Set `limit` or `kv_budget` until `unset`, for an engine."""
+        self._set.append((engine, name, getattr(self, name)))
+        setattr(self, name, value)
+
+    def unset(self, engine: object) -> None:
+        """Undo what an engine has set. What later ones have set stays until they undo it, whatever the order."""
+        for entry in [entry for entry in self._set if entry[0] is engine]:
+            at = self._set.index(entry)
+            _, name, before = self._set.pop(at)
+            later = next((i for i in range(at, len(self._set)) if self._set[i][1] == name), None)
+            if later is None:
+                setattr(self, name, before)
+            else:
+                self._set[later] = (self._set[later][0], name, before)
 
     def apply(self) -> None:
         """Recompute the budget after something that it depends on has changed."""

@@ -140,6 +140,18 @@ def test_an_engine_keeps_a_limit_and_gives_it_back(model: llamac.Model) -> None:
     assert (model.max_memory, model.kv_budget, model._memory.engine_logits) == (None, None, 0)
 
 
+def test_engines_of_a_model_close_in_any_order(model: llamac.Model) -> None:
+    first = llamac.Engine(model, kv_tokens=1000, max_memory="1GiB")
+    plain = llamac.Engine(model)  # as for the candidates of a request
+    second = llamac.Engine(model, kv_tokens=2000, max_memory="512MiB")
+    limits = (model.max_memory, model.kv_budget)
+    plain.close()
+    first.close()
+    assert (model.max_memory, model.kv_budget) == limits
+    second.close()
+    assert (model.max_memory, model.kv_budget) == (None, None)
+
+
 def test_every_part_is_listed(tiny_llama: Path) -> None:
     with llamac.load(tiny_llama) as model:
         before = model.memory()

@@ -173,7 +173,6 @@ class Engine(Closeable):
         self._cache_session: Session | None = None
         self._cache: PrefixCache | None = None
         memory = model._memory
-        self._before = (memory.limit, memory.kv_budget)
         self._logits_bytes = ENGINE_BYTES * self._session._core.vocab_size * max_sequences
         memory.engine_logits += self._logits_bytes
         try:
@@ -221,7 +220,8 @@ class Engine(Closeable):
         limits = [limit for limit in (asked, memory.limit) if limit is not None]
         if not limits:
             return
-        memory.limit = min(limits)
+        if asked is not None:
+            memory.set(self, "limit", min(limits))
         wanted = min(MIN_CONTEXT, self.context) if context is None else self.context
         requests = self._logits_bytes // (ENGINE_BYTES * self._session._core.vocab_size)
         plan = plan_of(self._model, self._session._core, memory.limit, wanted, 1, requests)
@@ -247,7 +247,9 @@ class Engine(Closeable):
                 f"kv_tokens is {kv_tokens}, which need {size_text(budget)} on {device.name}, but the weights and the "
                 f"passes leave {size_text(device.kv_room)}: {most}"
             )
-        self._model.kv_budget = budget
+        memory = self._model._memory
+        memory.set(self, "kv_budget", budget)
+        memory.apply()
 
     # ---- facts
 
@@ -517,7 +519,7 @@ class Engine(Closeable):
         self._free()
 
     def _free(self) -> None:
-        """Close the sessions and restore the model's budget."""
+        """Close the sessions and restore the model's limits."""
         if self._cache is not None:
             self._cache.close()
         if self._cache_session is not None:
@@ -526,7 +528,7 @@ class Engine(Closeable):
         self._session.close()
         memory = self._model._memory
         memory.engine_logits -= self._logits_bytes
-        memory.limit, memory.kv_budget = self._before
+        memory.unset(self)
         if not self._model.closed:
             memory.apply()
 
