@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llamac.engine.batching.async_engine import RETRY_S
 from llamac.engine.sampling.params import SamplingParams
-from llamac.errors import ClosedError, LlamacError
+from llamac.errors import ClosedError, LlamacError, QueueFullError
 from llamac.openai.batch_files import InputChangedError, InvalidLineError
 from llamac.openai.errors import InvalidRequestError
 from llamac.openai.requests import ENDPOINTS, GenerationRequest, translate, without_effect
@@ -79,7 +81,7 @@ class Answering:
         self._with_receipts = with_receipts
 
     def submit(self, line_id: str, custom_id: str | None, read: Callable[[], Mapping[str, Any]]) -> Answer:
-        """Queue a line.
+        """Queue a line. Waits while the engine's queue is full.
 
         Args:
             line_id: The id of its result.
@@ -96,10 +98,18 @@ class Answering:
             if self._with_receipts:
                 request = replace(request, params=request.params.updated({"receipt": True}))
             answer._request = request
-            answer._running = request.submit(self._engine)[0]
+            answer._running = self._queued(request)
         except (LlamacError, UnicodeError) as error:
             answer._error = self._checked(error)
         return answer
+
+    def _queued(self, request: GenerationRequest) -> Request:
+        """Queue a request as soon as there is room: each of its candidates takes a place of the queue."""
+        while True:
+            try:
+                return request.submit(self._engine)[0]
+            except QueueFullError:
+                time.sleep(RETRY_S)
 
     def _checked(self, error: Exception) -> Exception:
         """An error of a line. One that concerns all lines is raised."""

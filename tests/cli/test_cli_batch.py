@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +230,18 @@ def test_a_request_that_needs_too_much_memory_is_an_error_of_its_line(
 
 
 # ---- continuation
+
+
+def test_lines_wait_for_room_in_the_queue(
+    llamac_command: Command, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of the candidates of a line takes a place of the engine's queue."""
+    monkeypatch.setattr("llamac.cli.batch.Engine", partial(Engine, max_queue=2))
+    lines = [completion(str(i), n=3, max_tokens=1) for i in range(6)]
+    source, output = write_lines(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
+    done = llamac_command("batch", source, output, "-m", model, "--max-sequences", 2)
+    assert (done.code, done.err) == (0, "llamac: 6 of 6 lines\n")
+    assert texts(output) == dict.fromkeys("012345", "c")
 
 
 def test_a_batch_continues_after_a_kill_at_any_byte(llamac_command: Command, model: Path, tmp_path: Path) -> None:
