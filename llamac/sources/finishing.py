@@ -68,7 +68,8 @@ def finish_later(draft: Draft, file: FlatFile) -> None:
             if tables is not None and (still := opened()) is not None:
                 still.adopt(tables)
 
-    threading.Thread(target=run, name="llamac-finish", daemon=True).start()
+    with contextlib.suppress(RuntimeError):  # the system refuses a thread: the draft stays a draft
+        threading.Thread(target=run, name="llamac-finish", daemon=True).start()
 
 
 def finish(draft: Draft, pause: Callable[[], object] = lambda: None) -> bytes | None:

@@ -160,6 +160,20 @@ def test_a_thread_finishes_an_idle_process_and_its_open_model(
         assert models_in(cache_folder)[0].read_bytes() == hashed
 
 
+def test_a_process_without_threads_opens_a_draft(
+    source: Path, cache_folder: Path, drafts: list[Draft], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llamac.load(source).close()
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(conversions, "finish_later", finishing.finish_later)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with llamac.load(source) as model:
+        assert not model.file.is_hashed
+
+
 def test_a_busy_process_does_not_hash(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([(0.0, 0.0), (1.0, 0.9), (2.0, 1.8), (3.0, 1.85), (4.0, 1.9)])
     now = [0.0, 0.0]
