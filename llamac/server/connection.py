@@ -21,6 +21,7 @@ from llamac.sizes import counted
 
 IDLE_SECONDS = 75.0  # how long an idle connection is kept open for the next request
 LINGER_SECONDS = 2.0  # how long input is drained after an error, because a reset could overtake the error
+VANISHED_SECONDS = 32767  # Linux accepts no longer time without a sign of a peer
 MAX_HEADER_BYTES = 1 << 16
 SPARE = 64  # connections beyond the limit: their requests get the status 503, except those for the server's health
 
@@ -277,6 +278,7 @@ def detect_vanished_peers(opened: socket.socket | None, seconds: float) -> None:
     """Make the system detect peers that have vanished silently, where it supports this."""
     if opened is None or opened.family not in (socket.AF_INET, socket.AF_INET6):
         return
+    seconds = min(seconds, VANISHED_SECONDS)
     with contextlib.suppress(OSError, AttributeError):
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, round(seconds)))

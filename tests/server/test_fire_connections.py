@@ -238,12 +238,13 @@ def test_a_client_that_sends_no_more_counts_as_gone(fast: Server, reads: bool) -
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the system has no such option")
-def test_the_system_closes_connections_whose_peer_has_vanished() -> None:
+@pytest.mark.parametrize(("seconds", "limit_ms"), [(12.0, 12_000), (float("inf"), 32_767_000)])
+def test_the_system_closes_connections_whose_peer_has_vanished(seconds: float, limit_ms: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening, connected(listening.getsockname()[1]):
         accepted, _ = listening.accept()
         with accepted:
-            detect_vanished_peers(accepted, 12.0)
-            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 12_000
+            detect_vanished_peers(accepted, seconds)
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == limit_ms
             assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
 
 
