@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from recurrent_models import short_convs
 
 import llamac
 from builders import checkpoint, llama_config, write_model
@@ -210,6 +211,13 @@ def test_steps_can_end_at_the_end_of_the_context(tiny_llama: Path) -> None:
         assert plan.start(600, model) == 596
         (result,) = benchmark.measure(model, plan)["results"]
         assert result["bytes"] == round(work_of(model, kv_dtype="f32", rows=1, batch=1, start=596, steps=4).bytes)
+
+
+def test_models_with_states_are_measured_without_a_context(tmp_path: Path) -> None:
+    """Each round begins with an empty sequence, because a state cannot be cut."""
+    plan = BenchmarkPlan(threads=[1], prompts=(), steps=2, contexts=(0, 70), rounds=2)
+    with llamac.load(write_model(tmp_path / "m.bin", short_convs())) as model:
+        assert [result["context"] for result in benchmark.measure(model, plan)["results"]] == [0, 70]
 
 
 @pytest.mark.parametrize("columns", [40, 80])

@@ -498,10 +498,11 @@ def _decode(
 
     def run() -> float:
         for sequence in sequences:
-            # the first run, or the previous steps exceeded a window
+            # the first run, or the previous steps exceeded a window or changed a state
             if session.length(sequence) < start or start < session.shortest_length(sequence):
                 session.truncate(0, sequence=sequence)
-                session.eval(_tokens(model, start), sequence=sequence, logits=None)
+                if start:
+                    session.eval(_tokens(model, start), sequence=sequence, logits=None)
             session.truncate(start, sequence=sequence)
         started = time.perf_counter()
         for token, row in zip(tokens, rows, strict=True):
