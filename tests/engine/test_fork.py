@@ -26,7 +26,7 @@ def test_a_fork_has_the_bits_of_computing_again(model: llamac.Model) -> None:
         assert session.eval([7]).tobytes() == model.logits([*ids, 7])[-1].tobytes()
 
 
-def test_models_whose_layers_keep_nothing_have_sessions_like_others(tmp_path: Path) -> None:
+def test_models_whose_layers_keep_nothing_are_used_like_others(tmp_path: Path) -> None:
     """Layers without mixers have no groups of pages."""
     config = replace(llama_config(), layers=(LayerConfig("gated", 40, mixer="none"),))
     with llamac.load(write_model(tmp_path / "m.bin", checkpoint(config))) as model, model.session() as session:
@@ -38,6 +38,8 @@ def test_models_whose_layers_keep_nothing_have_sessions_like_others(tmp_path: Pa
             for copy in (loaded, forked, moved):
                 assert copy.tokens() == some_ids(70)
                 assert copy.eval([5]).tobytes() == expected
+        with llamac.Engine(model, kv_tokens=600) as engine:
+            assert len(engine.generate([[5]], max_tokens=2, ignore_eos=True)[0].tokens) == 2
 
 
 def test_sequences_that_branch_off_are_computed_together(model: llamac.Model) -> None:

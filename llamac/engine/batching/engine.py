@@ -238,7 +238,7 @@ class Engine(Closeable):
             raise ArgumentError(f"kv_tokens is {kv_tokens}, expected at least {least}")
         # each sequence needs its state and the one that a pass writes
         states = 2 * self._session._n_sequences * state_bytes(self._session._core)
-        budget = -(-kv_tokens // positions) * page_bytes + states
+        budget = max(1, -(-kv_tokens // positions) * page_bytes + states)  # 1: the layers keep nothing
         device = self._model._working_device
         if self._session.device != "cpu" and device is not None and budget > device.kv_room:
             left = max(0, device.kv_room - states)
