@@ -69,14 +69,14 @@ class Person:
             stdout=slave,
             stderr=slave,
             preexec_fn=begin,
-            env={**os.environ, "TERM": "xterm"},
+            env={**os.environ, "TERM": "xterm", "PYTHONIOENCODING": "utf-8:strict"},  # as in most locales
         )
         os.close(slave)
         self.shown = ""
         self._seen = 0  # where the last text ends that a test waited for
 
     def type(self, text: str) -> None:
-        os.write(self._master, text.encode())
+        os.write(self._master, text.encode(errors="surrogateescape"))
 
     def wait_for(self, text: str) -> str:
         """Read until a text is shown after the last one; return what is shown up to it."""

@@ -159,6 +159,11 @@ class _Chat:
                     raise
                 _note("\nllamac: Ctrl-D or /exit leaves")
                 continue
+            except UnicodeError as error:  # bytes that are not text were typed or pasted
+                if not self._is_interactive:
+                    raise
+                _note(f"llamac: error: {safe_error(str(error))}")
+                continue
             if message.strip() in ("/exit", "/quit"):
                 return
             if not message.strip():

@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
-from llamac.cli.prompt import decoded
+from llamac.cli.prompt import decoded, not_text
 
 CHECK_S = 0.1  # between two checks for a Ctrl-C that did not end a wait for input
 QUOTES = '"""'
@@ -71,7 +71,10 @@ def typed_line(prompt: str) -> str:
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  # importing it is enough
     with _signals_checked():
-        return input(prompt)
+        try:
+            return input(prompt)
+        except UnicodeDecodeError as error:
+            raise not_text(error, "a message") from None
 
 
 @contextlib.contextmanager

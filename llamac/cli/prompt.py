@@ -101,4 +101,9 @@ def decoded(data: bytes, name: str) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UnicodeError(f"{name} is not UTF-8 text: byte {error.start} is 0x{data[error.start]:02x}") from None
+        raise not_text(error, name) from None
+
+
+def not_text(error: UnicodeDecodeError, name: str) -> UnicodeError:
+    """Return the error for a text with this name that is not UTF-8."""
+    return UnicodeError(f"{name} is not UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02x}")

@@ -227,6 +227,8 @@ def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(model: Path, people: list[Per
     person.wait_for("Ctrl-D or /exit leaves")
     person.type("/nothing\n")
     person.wait_for("there is no command /nothing")
+    person.type("x\udcffy\n")  # a byte that is never in UTF-8
+    person.wait_for("error: a message is not UTF-8 text: byte 1 is 0xff")
     person.type("/set max_tokens 2\ny\n")
     person.wait_for("was cut at 2 tokens")
     assert person.leave() == 0
