@@ -104,7 +104,7 @@ class Worker:
         converted = partial(cancel.convert, checked, self.call.body_bytes)
         try:
             found = await asyncio.wrap_future(self._started(converted, self._threads.submitting))
-        except asyncio.CancelledError:
+        except BaseException:  # a call without a thread stays in the pool, which may run it later
             cancel.cancel()
             _cancel(queued)  # or `checked` does, if it has not queued them yet
             raise
@@ -115,7 +115,11 @@ class Worker:
         """Start a call in a thread. It keeps the model open, because it continues if its request is cancelled."""
         loop = asyncio.get_running_loop()
         self._models.hold(self._entry)
-        running = pool.submit(call)
+        try:
+            running = pool.submit(call)
+        except RuntimeError:  # the system refuses a thread
+            self._models.release(self._entry)
+            raise
 
         def release(_: object) -> None:
             with contextlib.suppress(RuntimeError):  # the event loop, and with it the server, has ended

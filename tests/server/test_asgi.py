@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -68,6 +69,22 @@ def test_the_lifespan_is_answered_and_web_sockets_are_closed(app: Guard) -> None
     sent = call(app, {"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}, type="lifespan")
     assert [message["type"] for message in sent] == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
     assert call(app, type="websocket") == [{"type": "websocket.close"}]
+
+
+def test_a_request_without_a_thread_holds_no_model_and_computes_nothing_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with llamac.load(llamac.models.path()) as model, Engine(model) as engine:
+        service = Service(Models.of_one(engine, ("m",)), SETTINGS)
+        app = create_app(service)
+        with monkeypatch.context() as exhausted:
+            exhausted.setattr(threading.Thread, "start", refuse)
+            assert call(app, part(completion()), **POST)[0]["status"] == 500
+        assert call(app, part(completion()), **POST)[0]["status"] == 200  # after what the first one has left
+        assert service.models.entries[0].uses == 0
+        assert engine.stats().generated == 2
+        service.close()
 
 
 def test_a_stream_needs_no_connection_of_llamac(app: Guard) -> None:
