@@ -353,9 +353,13 @@ class PrefixStore:
         total = sum(size for _, size, _ in found)
         if total > self._max_bytes:
             for _, size, path in sorted(found):
-                with contextlib.suppress(FileNotFoundError):
+                try:
                     os.unlink(path)
                     self.stats.evictions += 1
+                except FileNotFoundError:
+                    pass
+                except OSError:  # another user's file, or the folder is read-only
+                    continue
                 total -= size
                 if total <= self._max_bytes * 9 // 10:
                     break

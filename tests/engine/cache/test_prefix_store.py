@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -267,6 +268,26 @@ def test_leftovers_of_killed_processes_are_deleted(model: llamac.Model, folder: 
     with replacing(folder / "new") as running:
         Computer(model, folder).close()
         assert sorted(path.name for path in folder.iterdir()) == [Path(running.name).name, "notes.txt"]
+
+
+def test_files_that_cannot_be_deleted_do_not_keep_others(
+    model: llamac.Model, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Users who share a folder may not delete each other's files."""
+    computer = Computer(model, folder)
+    computer.keep(some_ids(64 * 4, seed=1))
+    kept = min(pages(folder), key=lambda path: path.stat().st_mtime_ns)  # the first to be deleted
+    unlink = os.unlink
+
+    def refuse(path: str) -> None:
+        if Path(path) == kept:
+            raise PermissionError(errno.EPERM, "Operation not permitted", path)
+        unlink(path)
+
+    monkeypatch.setattr(os, "unlink", refuse)
+    page = kept.stat().st_size
+    assert Computer(model, folder, max_bytes=2 * page).store.stats.bytes <= 2 * page
+    assert kept in pages(folder)
 
 
 def test_arguments(model: llamac.Model, folder: Path) -> None:
