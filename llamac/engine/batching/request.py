@@ -38,8 +38,8 @@ class Request:
         self._engine = engine
         self._output = output
         self._priority = priority
-        self._submitted = time.monotonic()
-        self._deadline = None if deadline is None else self._submitted + deadline
+        self._queued = time.monotonic()
+        self._deadline = None if deadline is None else self._queued + deadline
         self._order = order
         self._condition = threading.Condition()
         self._pieces: deque[str] = deque()
@@ -53,7 +53,7 @@ class Request:
         self._members: list[Request] = [self]  # the requests that an engine computes for this one
         # used only by the engine's thread
         self._level = priority
-        self._waiting_since = self._submitted  # once queued, only `scheduler.age` changes this and the level
+        self._waiting_since = self._queued  # once queued, only `scheduler.age` changes this and the level
         self._source: _core.Session | None = None  # a session with the prompt except its last id
         self._sequence: int | None = None  # the index in the engine's session while the request runs
         self._computed = 0  # number of computed ids
@@ -239,10 +239,7 @@ class Request:
 
     def _enter_queue(self) -> None:
         """Begin to wait: `Engine.generate` makes requests long before there is room for them in the queue."""
-        now = time.monotonic()
-        if self._deadline is not None:
-            self._deadline += now - self._submitted
-        self._submitted = self._waiting_since = now
+        self._queued = self._waiting_since = time.monotonic()
 
     # ---- for the engine's thread
 
@@ -353,7 +350,7 @@ class Request:
         now = time.monotonic()
         admitted = now if self._admitted is None else self._admitted
         first = now if self._first_token is None else self._first_token
-        return Timings(prefill=first - admitted, decode=now - first, queued=admitted - self._submitted)
+        return Timings(prefill=first - admitted, decode=now - first, queued=admitted - self._queued)
 
     def _notify(self) -> None:
         self._condition.notify_all()

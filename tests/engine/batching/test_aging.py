@@ -214,19 +214,20 @@ def test_a_batch_that_looks_for_no_request_to_start_would_find_none(open_steps: 
     assert looks > 20
 
 
+@pytest.mark.parametrize(("deadline", "reason"), [(None, "length"), (60, "deadline")])
 def test_prompts_beyond_the_queue_wait_from_when_they_are_queued(
-    model: llamac.Model, monkeypatch: pytest.MonkeyPatch
+    model: llamac.Model, monkeypatch: pytest.MonkeyPatch, deadline: float | None, reason: str
 ) -> None:
-    """Their time before that neither raises them above other requests nor counts towards their deadlines."""
+    """Their time before that does not raise them above other requests. Deadlines count from the call."""
     now = 1000.0
     clock = SimpleNamespace(monotonic=lambda: now, perf_counter=time.perf_counter)
     for module in (admission, batch, request):
         monkeypatch.setattr(module, "time", clock)
     with llamac.Engine(model, max_sequences=1, max_queue=1) as engine, ThreadPoolExecutor(1) as pool:
         with held(engine) as is_held:
-            found = pool.submit(engine.generate, [[5]] * 3, max_tokens=1, deadline=60)
+            found = pool.submit(engine.generate, [[5]] * 3, max_tokens=1, deadline=deadline)
             assert is_held.wait(TIMEOUT)
             now += 100
         completions = found.result(TIMEOUT)
-    assert [completion.finish_reason for completion in completions] == ["deadline", "length", "length"]
-    assert [completion.timings.queued for completion in completions] == [100, 0, 0]
+    assert [completion.finish_reason for completion in completions] == [reason] * 3
+    assert deadline or [completion.timings.queued for completion in completions] == [100, 0, 0]
