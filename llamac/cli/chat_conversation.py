@@ -85,17 +85,20 @@ class Conversation:
     @property
     def system(self) -> str:
         """The system message; empty if there is none."""
-        first = self.messages[0] if self.messages else {}
-        return str(first["content"]) if first.get("role") == "system" else ""
+        return str(self.messages[0]["content"]) if self._begins_with_system else ""
 
     @system.setter
     def system(self, text: str) -> None:
-        rest = self.messages[1:] if self.system else self.messages
+        rest = self.messages[int(self._begins_with_system) :]
         self.messages = [*([{"role": "system", "content": text}] if text else []), *rest]
+
+    @property
+    def _begins_with_system(self) -> bool:
+        return bool(self.messages) and self.messages[0].get("role") == "system"
 
     def reset(self) -> None:
         """Forget all messages but the system message."""
-        self.messages, self.last = self.messages[: int(bool(self.system))], None
+        self.messages, self.last = self.messages[: int(self._begins_with_system)], None
 
     @property
     def calls(self) -> list[ToolCall]:

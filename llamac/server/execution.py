@@ -18,7 +18,7 @@ from llamac.openai.inputs import read_messages, read_prompts
 from llamac.openai.requests import read_biases, updated
 from llamac.openai.schemas import BOOLEAN, IDS, MESSAGES, STRING, TEXTS, array
 from llamac.server.exchange import Answer, EventStream, Write, event, until_gone
-from llamac.server.generation import check_time, collected, merged, naming, no_effect, stream_error
+from llamac.server.generation import collected, merged, naming, no_effect, stream_error
 
 if TYPE_CHECKING:
     from llamac.server.call import Call
@@ -109,7 +109,6 @@ async def _events(worker: Worker, request: Request, write: Write | None) -> Asyn
         async for _, piece in merged([request], _of_piece, write, as_deltas=False):
             if not isinstance(piece, Completion):
                 yield _of_piece(0, piece)
-        check_time(worker, await request)
         [completion] = await collected(worker, [request])
         yield event(_result(worker, completion), "result")
     except LlamacError as error:

@@ -96,21 +96,11 @@ async def collected(worker: Worker, requests: Sequence[Request]) -> list[Complet
             request.cancel()
     for completion in completions:
         worker.record(completion)
-        for choice in completion.choices:
-            check_time(worker, choice)
-    return completions
-
-
-def check_time(worker: Worker, completion: Completion) -> None:
-    """Check that a result was not cut short by the time limit.
-
-    Raises:
-        HttpError: If it was.
-    """
-    if completion.finish_reason == "deadline":
+    if any(choice.finish_reason == "deadline" for completion in completions for choice in completion.choices):
         limit = worker.settings.request_seconds
         message = f"the answer took longer than {counted(limit or 0, 'second')}, the limit of this server"
         raise HttpError(408, message, "timeout")
+    return completions
 
 
 # ---- streams
@@ -147,7 +137,8 @@ async def _events(
                 if delayed[index]:
                     yield event(chunks.text(index, delayed[index], entries[index].of(delayed[index])))
             if completion is not None:
-                check_time(worker, completion)
+                if completion.finish_reason == "deadline":
+                    break  # `collected` raises
                 yield event(chunks.end(index, completion, [] if request.only_echo else entries[index].remaining()))
             elif begun[index] and not request.only_echo:
                 yield of_piece(index, piece)

@@ -12,7 +12,7 @@ from llamac.errors import LlamacError
 from llamac.openai.responses import error_response, new_id
 from llamac.server.exchange import Answer, EventStream, HttpError, Write, event, until_gone
 from llamac.server.failures import messages_error
-from llamac.server.generation import check_time, collected, merged, no_effect
+from llamac.server.generation import collected, merged, no_effect
 from llamac.server.messages_request import MessagesRequest, translate
 from llamac.tools.message import Delta
 
@@ -135,9 +135,7 @@ async def _events(worker: Worker, member: Request, shows_thoughts: bool, write: 
             yield of_piece(0, piece)
         for data in blocks.end():
             yield data
-        completion = await member
-        check_time(worker, completion)
-        await collected(worker, [member])
+        [completion] = await collected(worker, [member])
         yield _event("message_delta", delta=_end(completion), usage=_usage(completion))
         yield _event("message_stop")
     except LlamacError as error:

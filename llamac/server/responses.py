@@ -13,7 +13,7 @@ from llamac.errors import LlamacError
 from llamac.openai.requests import GenerationRequest, without_effect
 from llamac.openai.responses import new_id
 from llamac.server.exchange import Answer, EventStream, Write, event, until_gone
-from llamac.server.generation import check_time, collected, merged, naming, no_effect, stream_error
+from llamac.server.generation import collected, merged, naming, no_effect, stream_error
 from llamac.server.responses_request import NAMES, translate
 from llamac.tools.message import Delta
 
@@ -149,7 +149,6 @@ async def _events(worker: Worker, member: Request, head: dict[str, Any], write: 
             yield of_piece(0, piece)
         for kind, fields in items.end():
             yield written(kind, fields)
-        check_time(worker, await member)
         [completion] = await collected(worker, [member])
         ended = _ended(worker, head, completion, items.found)
         yield written(f"response.{ended['status']}", {"response": ended})

@@ -127,6 +127,14 @@ def test_the_system_message_can_be_set_and_shown(llamac_command: Command, model:
     assert done.err.splitlines()[:2] == ["llamac: there is no system message", "ss"]
 
 
+def test_an_empty_system_message_is_replaced(llamac_command: Command, model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "saved.json"
+    path.write_text(json.dumps({"format": "llamac-chat", "messages": [{"role": "system", "content": ""}]}))
+    done = llamac_command("chat", model, *SMALL, "--load", path, stdin=lines("/system ss", f"/save {path}"))
+    assert (done.code, done.err) == (0, "")
+    assert json.loads(path.read_text())["messages"] == [{"role": "system", "content": "ss"}]
+
+
 def test_reset_keeps_the_system_message(llamac_command: Command, model: Path) -> None:
     done = llamac_command("chat", model, *SMALL, "--system", "ss", stdin=lines("x", "y", "/reset", "x"))
     assert done.out.splitlines() == [*answers(model, ["x", "y"], "ss"), *answers(model, ["x"], "ss")]

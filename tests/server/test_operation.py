@@ -352,9 +352,11 @@ def test_a_full_queue_is_an_error_that_says_when_to_come_again() -> None:
 def test_an_answer_that_takes_too_long_is_an_error() -> None:
     with running("stories", Settings(request_seconds=0.2)) as served:
         assert error_of(served.post("/v1/completions", {"prompt": "x", **ENDLESS})) == (408, "timeout")
-        *_, last = served.events("/v1/completions", {"prompt": "x", **ENDLESS})
-        assert last["error"]["code"] == "timeout"
+        for body in ({}, {"n": 2}):
+            *_, last = served.events("/v1/completions", {"prompt": "x", **ENDLESS, **body})
+            assert last["error"]["code"] == "timeout"
         served.wait_until_idle()
+        assert 'llamac_generations_total{reason="deadline"} 4\n' in served.client.get("/metrics").text
 
 
 # ---- texts
