@@ -11,6 +11,7 @@ import threading
 import time
 from array import array
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -274,8 +275,8 @@ def test_files_that_cannot_be_deleted_do_not_keep_others(
     model: llamac.Model, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Users who share a folder may not delete each other's files."""
-    computer = Computer(model, folder)
-    computer.keep(some_ids(64 * 4, seed=1))
+    with closing(Computer(model, folder)) as computer:
+        computer.keep(some_ids(64 * 4, seed=1))
     kept = min(pages(folder), key=lambda path: path.stat().st_mtime_ns)  # the first to be deleted
     unlink = os.unlink
 
@@ -286,7 +287,8 @@ def test_files_that_cannot_be_deleted_do_not_keep_others(
 
     monkeypatch.setattr(os, "unlink", refuse)
     page = kept.stat().st_size
-    assert Computer(model, folder, max_bytes=2 * page).store.stats.bytes <= 2 * page
+    with closing(Computer(model, folder, max_bytes=2 * page)) as computer:
+        assert computer.store.stats.bytes <= 2 * page
     assert kept in pages(folder)
 
 
