@@ -167,17 +167,17 @@ class MemoryLimit:
         self.kv_budget: int | None = None
         self.engine_logits = 0
         self.budget: int | None = None
-        # what engines have set, in this order: the engine, the attribute, and its value before
+        # what engines have set, in this order: who set it, the attribute, and its value before
         self._set: list[tuple[object, str, int | None]] = []
 
-    def set(self, engine: object, name: str, value: int | None) -> None:
+    def set(self, owner: object, name: str, value: int | None) -> None:
         """Set `limit` or `kv_budget` until `unset`, for an engine."""
-        self._set.append((engine, name, getattr(self, name)))
+        self._set.append((owner, name, getattr(self, name)))
         setattr(self, name, value)
 
-    def unset(self, engine: object) -> None:
+    def unset(self, owner: object) -> None:
         """Undo what an engine has set. What later ones have set stays until they undo it, whatever the order."""
-        for entry in [entry for entry in self._set if entry[0] is engine]:
+        for entry in [entry for entry in self._set if entry[0] is owner]:
             at = self._set.index(entry)
             _, name, before = self._set.pop(at)
             later = next((i for i in range(at, len(self._set)) if self._set[i][1] == name), None)

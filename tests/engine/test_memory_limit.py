@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import pickle
 import re
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +152,13 @@ def test_engines_of_a_model_close_in_any_order(model: llamac.Model) -> None:
     assert (model.max_memory, model.kv_budget) == limits
     second.close()
     assert (model.max_memory, model.kv_budget) == (None, None)
+
+
+def test_an_engine_with_limits_that_nobody_closed_is_freed(tiny_llama: Path) -> None:
+    with llamac.load(tiny_llama) as model:
+        engine = weakref.ref(llamac.Engine(model, kv_tokens=1000, max_memory="1GiB"))
+        gc.collect()
+        assert engine() is None
 
 
 def test_every_part_is_listed(tiny_llama: Path) -> None:

@@ -173,6 +173,7 @@ class Engine(Closeable):
         self._cache_session: Session | None = None
         self._cache: PrefixCache | None = None
         memory = model._memory
+        self._owner = object()  # of what it sets there: the model does not keep the engine alive
         self._logits_bytes = ENGINE_BYTES * self._session._core.vocab_size * max_sequences
         memory.engine_logits += self._logits_bytes
         try:
@@ -221,7 +222,7 @@ class Engine(Closeable):
         if not limits:
             return
         if asked is not None:
-            memory.set(self, "limit", min(limits))
+            memory.set(self._owner, "limit", min(limits))
         wanted = min(MIN_CONTEXT, self.context) if context is None else self.context
         requests = self._logits_bytes // (ENGINE_BYTES * self._session._core.vocab_size)
         plan = plan_of(self._model, self._session._core, memory.limit, wanted, 1, requests)
@@ -248,7 +249,7 @@ class Engine(Closeable):
                 f"passes leave {size_text(device.kv_room)}: {most}"
             )
         memory = self._model._memory
-        memory.set(self, "kv_budget", budget)
+        memory.set(self._owner, "kv_budget", budget)
         memory.apply()
 
     # ---- facts
@@ -528,7 +529,7 @@ class Engine(Closeable):
         self._session.close()
         memory = self._model._memory
         memory.engine_logits -= self._logits_bytes
-        memory.unset(self)
+        memory.unset(self._owner)
         if not self._model.closed:
             memory.apply()
 
