@@ -167,11 +167,18 @@ async def _gone(receive: Receive) -> None:
 # ---- out
 
 
+# the line ends of Unicode that JSON may leave as they are; many clients divide a stream with `str.splitlines`
+_LINE_ENDS = tuple((end.encode(), json.dumps(end)[1:-1].encode()) for end in "\x85\u2028\u2029")
+
+
 def encoded(value: object) -> bytes:
-    """A value as JSON."""
+    """A value as JSON in one line, whatever a client takes for the end of a line."""
     import msgspec
 
-    return msgspec.json.encode(value)
+    data = msgspec.json.encode(value)
+    for end, escape in _LINE_ENDS:
+        data = data.replace(end, escape)
+    return data
 
 
 def event(value: object, name: str | None = None) -> bytes:

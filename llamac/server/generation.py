@@ -137,9 +137,8 @@ async def _events(
                 if delayed[index]:
                     yield event(chunks.text(index, delayed[index], entries[index].of(delayed[index])))
             if completion is not None:
-                if completion.finish_reason == "deadline":
-                    break  # `collected` raises
-                yield event(chunks.end(index, completion, [] if request.only_echo else entries[index].remaining()))
+                if completion.finish_reason != "deadline":  # else `collected` raises, once all have ended
+                    yield event(chunks.end(index, completion, [] if request.only_echo else entries[index].remaining()))
             elif begun[index] and not request.only_echo:
                 yield of_piece(index, piece)
             elif not request.only_echo:

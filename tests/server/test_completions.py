@@ -314,6 +314,16 @@ def test_a_client_that_goes_away_frees_its_sequence(stories: Running, stream: bo
     wait_until(lambda: gone() == before + 1)
 
 
+def test_clients_can_split_a_stream_at_every_kind_of_line_end(stories: Running) -> None:
+    """Also those that JSON leaves as they are, at which `str.splitlines` and clients built on it divide a text."""
+    ends = "\v \f \x1c \x1d \x1e \x85 \u2028 \u2029 \r\n"
+    body = {"prompt": f"{ends} {ends}", "echo": True, "max_tokens": 1, "stream": True}
+    with stories.client.stream("POST", COMPLETIONS, json=body) as response:
+        text = response.read().decode()
+    first, *_ = [line for line in text.splitlines() if line]
+    assert json.loads(first.removeprefix("data: "))["choices"][0]["text"] == f"{ends} {ends}"
+
+
 def test_streams_can_end_at_any_event(stories: Running) -> None:
     for count in range(6):
         body = {"prompt": "x", "stream": True, **ENDLESS}

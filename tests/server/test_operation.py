@@ -24,6 +24,7 @@ from recurrent_models import states_alone
 
 from builders import write_model
 from http_server import ENDLESS, PATIENCE, Running, running
+from llamac import Engine, Request
 from llamac.errors import ArgumentError
 from llamac.guided import vocabulary
 from llamac.server.keys import Keys, read_keys
@@ -349,7 +350,15 @@ def test_a_full_queue_is_an_error_that_says_when_to_come_again() -> None:
         assert answers == [200]
 
 
-def test_an_answer_that_takes_too_long_is_an_error() -> None:
+@pytest.mark.parametrize("gap", [0.0, 0.05])
+def test_an_answer_that_takes_too_long_is_an_error(gap: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the time of one candidate is over a little earlier than that of the next."""
+    make = Request.__init__
+
+    def delayed(self: Request, engine: Engine, output: Any, level: int, deadline: float | None, order: int) -> None:
+        make(self, engine, output, level, deadline and deadline + gap * order, order)
+
+    monkeypatch.setattr(Request, "__init__", delayed)
     with running("stories", Settings(request_seconds=0.2)) as served:
         assert error_of(served.post("/v1/completions", {"prompt": "x", **ENDLESS})) == (408, "timeout")
         for body in ({}, {"n": 2}):
