@@ -113,44 +113,28 @@ def parse_config(
     vocab_size = _vocab_size(values, name, shapes, warnings)
     keys = Keys(values, name, {**COMMON_KEYS, **(ROPE_KEYS if row.position == "rope" else {}), **row.keys})
     dim, n_layers, context = keys.size("embedding_length"), keys.size("block_count"), keys.size("context_length")
-    n_heads = 1 if row.only_mamba2 else keys.size("attention.head_count")
-    n_kv_heads, has_attention = (n_heads, []) if row.varied else _kv_heads(keys, row, n_heads, n_layers)
-    head_dim = _head_dim(keys, row, max(1, dim // n_heads))
+    heads = _heads(keys, row, dim, n_layers)
     norm, norm_eps = _norm(keys, name, row)
-    if not keys.problems:
-        _check_heads(keys, dim, n_heads, n_kv_heads)
-    query_dim = dim // n_heads if n_layers == row.deep_scale else head_dim
-    latent: dict[str, Any] = {}
-    if row.latent:
-        rotated, latent = latent_fields(keys, dim, n_heads)
-        query_dim, head_dim = rotated + latent["qk_nope_head_dim"], rotated + latent["kv_lora_rank"]
-        n_kv_heads = 1
-    rope_dim = _rope_dim(keys, row, head_dim)
     scales = {key: keys.number(key) or 0.0 for key in SCALES if key in row.keys}
     if row.has_predicting_blocks:
         n_layers -= min(keys.size("nextn_predict_layers", least=0), n_layers - 1)
-    layers = _with_mixers(keys, row, layers_of(keys, row, n_layers, shapes), has_attention, shapes)
+    layers, heads = _layers(keys, row, heads, n_layers, shapes)
     if row.two_sided:
         _check_encoder(keys, layers, warnings)
-    if row.varied and layers:
-        layers, n_kv_heads, head_dim = gemma4.varied_layers(
-            keys, layers, head_dim, n_heads, shapes, is_assistant=bool(row.drafter)
-        )
     of_drafter = drafter_fields(keys, row, vocab_size, shapes)
     numbers = _xielu(keys, n_layers) if row.activation == "xielu" else {}
-    largest_bias = _largest_bias(keys, row)
+    slopes = _slopes(keys, row, heads.n)
     if row.needs_factors and "freqs" not in factors:
         keys.problems.append(f"the tensor {ROPE_FACTORS['freqs']} is missing: it says which part of each head rotates")
     keys.finish()
-    slopes = alibi_slopes(n_heads, largest_bias) if largest_bias else ()
-    tables = rope_tables(keys, row, rope_dim, context, factors) if row.position == "rope" else ()
+    tables = rope_tables(keys, row, heads.rotated, context, factors) if row.position == "rope" else ()
     qk_norm = _qk_norm(row, layers, shapes)
     layers, ropes = _with_used_tables(layers, tables)
     model = ModelConfig(
         dim=dim,
-        n_heads=n_heads,
-        n_kv_heads=n_kv_heads,
-        head_dim=head_dim,
+        n_heads=heads.n,
+        n_kv_heads=heads.n_kv,
+        head_dim=heads.dim,
         vocab_size=vocab_size,
         n_token_ids=vocab_size,
         context=context,
@@ -159,8 +143,8 @@ def parse_config(
         activation=_activation(keys, row),
         tied_output=tied,
         norm_eps=norm_eps or 0.0,
-        attention_scale=_attention_scale(keys, row, scales, query_dim),
-        layers=tuple(replace(layer, **latent) for layer in layers),
+        attention_scale=_attention_scale(keys, row, scales, heads.query_dim),
+        layers=layers,
         qk_norm=qk_norm,
         qk_norm_after_rope=int(row.qk_norm_after_rope and qk_norm != "none"),
         state_norm=_state_norm(row, shapes),
@@ -190,6 +174,57 @@ def _vocab_size(
     if declared != rows:
         warnings.append(f"{name}.vocab_size is {declared}, but the embedding has {rows} rows: using {rows}")
     return rows
+
+
+@dataclass(frozen=True)
+class _Heads:
+    """The heads of attention.
+
+    Attributes:
+        n: The number of heads.
+        n_kv: The number of KV heads.
+        dim: The size of a head of K, in the cache.
+        query_dim: The size of a head that the scale of scores is made from.
+        rotated: How many dimensions of a head RoPE rotates.
+        latent: The fields of every layer whose cache holds a latent.
+        present: Which layers have attention; empty where each layer has its own number of heads.
+    """
+
+    n: int
+    n_kv: int
+    dim: int
+    query_dim: int
+    rotated: int
+    latent: Mapping[str, Any]
+    present: list[bool]
+
+
+def _heads(keys: Keys, row: Architecture, dim: int, n_layers: int) -> _Heads:
+    """Read the heads of attention of a model of this width and depth."""
+    n = 1 if row.only_mamba2 else keys.size("attention.head_count")
+    n_kv, present = (n, []) if row.varied else _kv_heads(keys, row, n, n_layers)
+    head_dim = _head_dim(keys, row, max(1, dim // n))
+    if not keys.problems:
+        _check_heads(keys, dim, n, n_kv)
+    query_dim = dim // n if n_layers == row.deep_scale else head_dim
+    latent: dict[str, Any] = {}
+    if row.latent:
+        rotated, latent = latent_fields(keys, dim, n)
+        query_dim, head_dim = rotated + latent["qk_nope_head_dim"], rotated + latent["kv_lora_rank"]
+        n_kv = 1
+    return _Heads(n, n_kv, head_dim, query_dim, _rope_dim(keys, row, head_dim), latent, present)
+
+
+def _layers(
+    keys: Keys, row: Architecture, heads: _Heads, n_layers: int, shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[tuple[LayerConfig, ...], _Heads]:
+    """The layers, and the largest heads where each layer has its own."""
+    layers = _with_mixers(keys, row, layers_of(keys, row, n_layers, shapes), heads.present, shapes)
+    if row.varied and layers:
+        is_assistant = bool(row.drafter)
+        layers, n_kv, dim = gemma4.varied_layers(keys, layers, heads.dim, heads.n, shapes, is_assistant=is_assistant)
+        heads = replace(heads, n_kv=n_kv, dim=dim)
+    return tuple(replace(layer, **heads.latent) for layer in layers), heads
 
 
 def _head_dim(keys: Keys, row: Architecture, usual: int) -> int:
@@ -333,14 +368,14 @@ def _with_mixers(
     )
 
 
-def _largest_bias(keys: Keys, row: Architecture) -> float:
-    """The exponent of ALiBi's smallest slope; 0: scores have no biases."""
+def _slopes(keys: Keys, row: Architecture, n_heads: int) -> tuple[float, ...]:
+    """ALiBi's slope of each head, whose smallest is 2 to the power of minus the largest bias; empty without biases."""
     if MAX_ALIBI_BIAS not in row.keys:
-        return row.alibi
+        return alibi_slopes(n_heads, row.alibi) if row.alibi else ()
     largest = keys.number(MAX_ALIBI_BIAS, most=MOST_BIAS)
     if largest == 0:
         keys.wrong(MAX_ALIBI_BIAS, "a number above 0: models without ALiBi are not supported for this architecture")
-    return largest or 0.0
+    return alibi_slopes(n_heads, largest) if largest else ()
 
 
 def _xielu(keys: Keys, n_layers: int) -> dict[str, float]:
