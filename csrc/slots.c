@@ -3,8 +3,10 @@
 #include "slots.h"
 
 #include <inttypes.h>
+#include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <string.h>
 #include "common.h"
 
 // ---- the list
@@ -496,6 +498,16 @@ void slot_describe_columns(const llamac_slot_iterator *it, char text[SLOT_TEXT_B
     describe_extent(it, slot_of(it)->columns, text);
 }
 
+// Appends to a text, which ends where its array does.
+__attribute__((format(printf, 2, 3)))
+static void append(char text[SLOT_TEXT_BYTES], const char *format, ...) {
+    const size_t n = strlen(text);
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text + n, SLOT_TEXT_BYTES - n, format, args);
+    va_end(args);
+}
+
 void slot_describe_conditions(const llamac_slot_iterator *it, char text[SLOT_TEXT_BYTES]) {
     const struct config *c = config_of(it);
     const int in_layer = it->group == GROUP_LAYER || it->group == GROUP_EXPERT;
@@ -534,28 +546,26 @@ void slot_describe_conditions(const llamac_slot_iterator *it, char text[SLOT_TEX
         { { IF_EMBEDDING_NORM }, "embedding_norm", (int32_t)c->embedding_norm },
         { { IF_CLUSTERS }, "n_clusters", (int32_t)c->n_clusters },
     };
-    size_t n = 0;
     text[0] = 0;
     for (size_t i = 0; i < ARRAY_LEN(enums); i++) {
         if (!depends_on(it, enums[i].conditions)) continue;
         char value[FORMAT_VALUE_BYTES];
         format_value_name(enums[i].record, enums[i].field, enums[i].value, value);
-        n += (size_t)snprintf(text + n, SLOT_TEXT_BYTES - n, ", with %s %s", enums[i].field, value);
+        append(text, ", with %s %s", enums[i].field, value);
     }
     for (size_t i = 0; i < ARRAY_LEN(numbers); i++)
         if (depends_on(it, numbers[i].conditions))
-            n += (size_t)snprintf(text + n, SLOT_TEXT_BYTES - n, ", with %s %d", numbers[i].field, numbers[i].value);
+            append(text, ", with %s %d", numbers[i].field, numbers[i].value);
     if (depends_on(it, (const enum condition[MAX_CONDITIONS]){ IF_LONG_ROPE }))
-        snprintf(text, SLOT_TEXT_BYTES, ", with rope_original_context[%u] %u", it->table,
-                 c->rope_original_context[it->table]);
+        append(text, ", with rope_original_context[%u] %u", it->table, c->rope_original_context[it->table]);
     if (depends_on(it, (const enum condition[MAX_CONDITIONS]){ IF_TYPES }))
-        snprintf(text, SLOT_TEXT_BYTES, ", with n_types %u", c->n_types);
+        append(text, ", with n_types %u", c->n_types);
     if (depends_on(it, (const enum condition[MAX_CONDITIONS]){ IF_BIASED_DISTANCES }))
-        snprintf(text, SLOT_TEXT_BYTES, ", with bias_distance %u", c->bias_distance);
+        append(text, ", with bias_distance %u", c->bias_distance);
     if (depends_on(it, (const enum condition[MAX_CONDITIONS]){ IF_POOLED_NORM }))
-        snprintf(text, SLOT_TEXT_BYTES, ", with pooled_norm[%u] %u", it->table, c->pooled_norm[it->table]);
+        append(text, ", with pooled_norm[%u] %u", it->table, c->pooled_norm[it->table]);
     if (depends_on(it, (const enum condition[MAX_CONDITIONS]){ IF_UNTIED }))
-        snprintf(text, SLOT_TEXT_BYTES, ", with tied_output %u", c->tied_output);
+        append(text, ", with tied_output %u", c->tied_output);
 }
 
 // ---- where the model keeps them
