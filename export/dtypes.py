@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -63,41 +63,55 @@ def choose_dtypes(
         ArgumentError: If a dtype is unknown or the source does not have it, or a pattern matches no matrix.
     """
     pairs = list(dtype_map)
-    for name in (dtype, *(found for _, found in pairs)):
-        if name not in DTYPES:
-            raise ArgumentError(f"dtype is {name!r}, expected one of {', '.join(OWN_DTYPES)}")
-    if pure and dtype not in (*FEW_BITS, "t2"):
-        raise ArgumentError(f"pure is for dtype q4, q4s, q3, q2 and t2: with {dtype!r} no tensor is stored wider")
-    matrices = [name for name, tensor in tensors.items() if len(tensor.shape) == 2]
-    for pattern, _ in pairs:
-        if not fnmatch.filter(matrices, pattern):
-            raise ArgumentError(
-                f"dtype_map: {pattern!r} matches no matrix; the matrices are {', '.join(_name_patterns(matrices))}"
-            )
-    head = "output.weight" if "output.weight" in tensors else "token_embedding.weight"
-    wide = {head}
-    if dtype == "t2":
-        wide |= set(fnmatch.filter(matrices, "*_embedding.weight"))
-    chosen = {}
-    for name, tensor in tensors.items():
-        default = "f32" if len(tensor.shape) == 1 else dtype
-        if dtype in (*FEW_BITS, "t2") and len(tensor.shape) > 1:
-            values_are_wide = not pure and dtype != "t2"
-            kept_at_8_bits = (*ROUTERS, *KEPT_AT_8_BITS) if values_are_wide else ROUTERS
-            keys = None if not values_are_wide else K_OF_V.fullmatch(name)
-            is_v = keys is not None and f"{keys[1]}.attn_v.weight" not in tensors
-            if is_v or any(fnmatch.fnmatchcase(name, pattern) for pattern in kept_at_8_bits):
-                default = "q8"
-            elif name in wide and not pure:
-                default = OUTPUT_DTYPE
-        mapped = [found for pattern, found in pairs if len(tensor.shape) == 2 and fnmatch.fnmatchcase(name, pattern)]
-        chosen[name] = mapped[0] if mapped else default
+    matrices = dict.fromkeys(name for name, tensor in tensors.items() if len(tensor.shape) == 2)
+    _check_choices(matrices, dtype, pairs, pure=pure)
+    chosen = dict.fromkeys(tensors, "f32")
+    for name in matrices:
+        mapped = (found for pattern, found in pairs if fnmatch.fnmatchcase(name, pattern))
+        chosen[name] = next(mapped, None) or _usual_dtype(name, matrices, dtype, pure=pure)
+        tensor = tensors[name]
         if chosen[name] in BLOCK_DTYPES and (tensor.blocks is None or tensor.dtype != chosen[name]):
             raise ArgumentError(
                 f"{name} is {tensor.dtype} in the source and cannot become {chosen[name]}: GGUF's types are only kept,"
                 f" which 'auto' does; expected one of {', '.join(OWN_DTYPES)}"
             )
     return chosen
+
+
+def _check_choices(matrices: Collection[str], dtype: str, pairs: Iterable[tuple[str, str]], *, pure: bool) -> None:
+    """Check the arguments of `choose_dtypes`."""
+    for name in (dtype, *(found for _, found in pairs)):
+        if name not in DTYPES:
+            raise ArgumentError(f"dtype is {name!r}, expected one of {', '.join(OWN_DTYPES)}")
+    if pure and dtype not in (*FEW_BITS, "t2"):
+        raise ArgumentError(f"pure is for dtype q4, q4s, q3, q2 and t2: with {dtype!r} no tensor is stored wider")
+    for pattern, _ in pairs:
+        if not fnmatch.filter(matrices, pattern):
+            raise ArgumentError(
+                f"dtype_map: {pattern!r} matches no matrix; the matrices are {', '.join(_name_patterns(matrices))}"
+            )
+
+
+def _usual_dtype(name: str, matrices: Collection[str], dtype: str, *, pure: bool) -> str:
+    """The dtype of a matrix that no pattern matches."""
+    if dtype not in (*FEW_BITS, "t2"):
+        return dtype
+    if any(fnmatch.fnmatchcase(name, pattern) for pattern in ROUTERS):
+        return "q8"
+    if pure:
+        return dtype
+    if name == ("output.weight" if "output.weight" in matrices else "token_embedding.weight"):
+        return OUTPUT_DTYPE
+    if dtype == "t2":
+        return OUTPUT_DTYPE if name.endswith("_embedding.weight") else dtype
+    return "q8" if _has_values(name, matrices) else dtype
+
+
+def _has_values(name: str, matrices: Collection[str]) -> bool:
+    """Whether a matrix computes the values that attention mixes."""
+    keys = K_OF_V.fullmatch(name)
+    is_v = keys is not None and f"{keys[1]}.attn_v.weight" not in matrices
+    return is_v or any(fnmatch.fnmatchcase(name, pattern) for pattern in KEPT_AT_8_BITS)
 
 
 def nearest_dtypes(tensors: Mapping[str, LazyTensor]) -> tuple[str, list[tuple[str, str]]]:

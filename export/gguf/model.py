@@ -55,30 +55,18 @@ def read(path: Path, warnings: list[str], *, complete: bool = True, head: GGUFHe
     """
     file = open_gguf(path, head)
     name, row = architecture(file.values)
-    if EMBEDDING not in file.tensors and not (row.drafter == EAGLE3 and file.tensors):
-        if not file.tensors:
-            raise ExportError(f"{path} has no tensors: it is a vocabulary, for `run -z` and Tokenizer.from_file")
-        raise ExportError(f"{path} has no tensor {EMBEDDING}")
-    if row.has_predicting_blocks and mtp.are_alone(file.tensors):
-        raise ExportError(
-            f"{path} has only the blocks that predict further tokens: use the file of the whole model, which can have "
-            "these blocks, too"
-        )
+    _check_whole(path, file, row)
     factors = {kind: file.tensors[full].vector().array() for kind, full in ROPE_FACTORS.items() if full in file.tensors}
-    used = dict(file.tensors)
-    for full in (*(ROPE_FACTORS[kind] for kind in factors), *row.ignored):
-        used.pop(full, None)
     tied = not row.drafter and (HEAD not in file.tensors or (complete and _is_repeated(file)))
-    if tied:
-        used.pop(HEAD, None)
     shapes = {full: tensor.shape for full, tensor in file.tensors.items()}
     config = parse_config(file.values, shapes, tied, factors, warnings)
     if row.ternary and any(tensor.type.name in TERNARY for tensor in file.tensors.values()):
         config = replace(config, model=replace(config.model, rounds_inputs=1))
+    unused = {*ROPE_FACTORS.values(), *row.ignored, *((HEAD,) if tied else ())}
     if config.row.varied:
         config = replace(config, model=gemma4.with_layer_scales(config.model, file.tensors))
-        for full in gemma4.other_tensors(config.model):
-            used.pop(full, None)
+        unused |= {*gemma4.other_tensors(config.model)}
+    used = {full: tensor for full, tensor in file.tensors.items() if full not in unused}
     config, tensors = _canonical_or_without_mtp(config, used, warnings)
     for number, rope in enumerate(config.ropes):
         tensors[f"rope.{number}.inv_freq"] = LazyTensor.of(rope.inv_freq)
@@ -88,9 +76,8 @@ def read(path: Path, warnings: list[str], *, complete: bool = True, head: GGUFHe
         tensors[BIASES] = by_slopes(config.slopes, config.model.bias_distance)
     of_texts = {} if row.drafter else file.values  # a drafter uses the tokenizer of the model that it drafts for
     templates = chat_templates.from_gguf(of_texts)
-    title = file.values.get("general.name")
     metadata = {
-        "name": title if isinstance(title, str) and 0 < len(title) <= 200 else path.stem,
+        "name": _title(file.values, path),
         "architecture": _family(config),
         "source": {"format": "gguf", "architecture": name, "files": [part.name for part in file.paths]},
         **templates.metadata(),
@@ -102,6 +89,25 @@ def read(path: Path, warnings: list[str], *, complete: bool = True, head: GGUFHe
     return Checkpoint(
         config.model, tensors, chat_template=templates.default(), metadata=metadata, gguf_values=file.values
     )
+
+
+def _check_whole(path: Path, file: GGUFFile, row: Architecture) -> None:
+    """Check that a file has a whole model: some have a vocabulary alone, or only the blocks that draft."""
+    if EMBEDDING not in file.tensors and not (row.drafter == EAGLE3 and file.tensors):
+        if not file.tensors:
+            raise ExportError(f"{path} has no tensors: it is a vocabulary, for `run -z` and Tokenizer.from_file")
+        raise ExportError(f"{path} has no tensor {EMBEDDING}")
+    if row.has_predicting_blocks and mtp.are_alone(file.tensors):
+        raise ExportError(
+            f"{path} has only the blocks that predict further tokens: use the file of the whole model, which can have "
+            "these blocks, too"
+        )
+
+
+def _title(values: Mapping[str, object], path: Path) -> str:
+    """The model's name in the metadata, or else that of the file."""
+    title = values.get("general.name")
+    return title if isinstance(title, str) and 0 < len(title) <= 200 else path.stem
 
 
 def _family(config: GGUFConfig) -> str:
@@ -186,45 +192,56 @@ def _canonical(config: GGUFConfig, tensors: Mapping[str, Tensor]) -> dict[str, L
     for name, shape in shapes.items():
         if name in config.numbers:
             found[name] = LazyTensor.of(np.array([config.numbers[name]], np.float32))
-            continue
-        if name == drafters.IDS and config.row.drafter == EAGLE3:
+        elif name == drafters.IDS and config.row.drafter == EAGLE3:
             found[name] = drafters.drafted_ids(tensors.get(drafters.STORED_IDS), config.model)
             taken.add(drafters.STORED_IDS)
-            continue
-        place = name, shapes, tensors, config
-        special = delta_net.find(*place) or mamba2.find(*place) or latent.find(*place)
-        if special is not None:
-            taken.add(special.tensor.name)
-            if special.tensor.shape != special.whole:
-                problems.append(_misshaped(special.tensor, special.whole))
+        elif (place := _place(name, shapes, tensors, config)) is not None:
+            tensor = place.tensor
+            taken.add(tensor.name)
+            if not _fits(place, name, shape):
+                problems.append(f"misshaped: {tensor.name} is {tensor.shape}, the metadata require {place.whole}")
+            elif isinstance(place, _Location):
+                lazy = _lazy(tensor, place.first, shape, order_of_pairs(name, config.row, config.model))
+                found[name] = _multiplied(name, lazy, config)
             else:
-                found[name] = special.lazy()
-            continue
-        location = _locate(name, shapes, tensors, config)
-        if location is None:
-            row = config.row
-            if (row.zero_norm_biases or row.plain_norms) and name.endswith("_norm.bias"):
-                found[name] = LazyTensor.of(np.zeros(shape, np.float32))
-            elif (row.chunked and llama4.is_plain_norm(name)) or (row.plain_norms and name.endswith("_norm.weight")):
-                found[name] = LazyTensor.of(np.ones(shape, np.float32))
-            elif required[name]:
-                problems.append(f"missing: {stored_names(name, config)[0]} {shape}")
-            continue
-        tensor, first, whole = location
-        taken.add(tensor.name)
-        is_qk_norm = ".attn_q_norm." in name or ".attn_k_norm." in name
-        stacked = is_qk_norm and shape == (math.prod(tensor.shape),)
-        is_only_row = whole == (1, *tensor.shape)
-        if _without_ones(tensor.shape, len(whole)) != whole and not stacked and not is_only_row:
-            problems.append(_misshaped(tensor, whole))
-        else:
-            lazy = _lazy(tensor, first, shape, order_of_pairs(name, config.row, config.model))
-            found[name] = _multiplied(name, lazy, config)
+                found[name] = place.lazy()
+        elif (value := _value_if_missing(name, config.row)) is not None:
+            found[name] = LazyTensor.of(np.full(shape, value, np.float32))
+        elif required[name]:
+            problems.append(f"missing: {stored_names(name, config)[0]} {shape}")
     problems += [f"unknown: {name} {tensor.shape}" for name, tensor in sorted(tensors.items()) if name not in taken]
     if problems:
         more = [f"and {len(problems) - 20} more"] if len(problems) > 20 else []
         raise ExportError("the GGUF file's tensors do not fit its metadata:\n  " + "\n  ".join([*problems[:20], *more]))
     return found
+
+
+def _place(
+    name: str, shapes: Mapping[str, Shape], tensors: Mapping[str, Tensor], config: GGUFConfig
+) -> _Location | delta_net.Found | latent.Found | None:
+    """Where the file stores a canonical tensor; None if it does not."""
+    place = name, shapes, tensors, config
+    return delta_net.find(*place) or mamba2.find(*place) or latent.find(*place) or _locate(*place)
+
+
+def _fits(place: _Location | delta_net.Found | latent.Found, name: str, shape: Shape) -> bool:
+    """Whether a tensor of the file has the shape that the metadata require. Files may lack or add dimensions of one."""
+    tensor, whole = place.tensor, place.whole
+    if not isinstance(place, _Location):
+        return tensor.shape == whole
+    is_qk_norm = ".attn_q_norm." in name or ".attn_k_norm." in name
+    is_stacked = is_qk_norm and shape == (math.prod(tensor.shape),)  # a row for each head
+    is_only_row = whole == (1, *tensor.shape)
+    return _without_ones(tensor.shape, len(whole)) == whole or is_stacked or is_only_row
+
+
+def _value_if_missing(name: str, row: Architecture) -> float | None:
+    """What all numbers of a norm are that files of this architecture lack; None for other tensors."""
+    if name.endswith("_norm.bias") and (row.zero_norm_biases or row.plain_norms):
+        return 0.0
+    if (name.endswith("_norm.weight") and row.plain_norms) or (row.chunked and llama4.is_plain_norm(name)):
+        return 1.0
+    return None
 
 
 def _multiplied(name: str, tensor: LazyTensor, config: GGUFConfig) -> LazyTensor:
@@ -234,10 +251,6 @@ def _multiplied(name: str, tensor: LazyTensor, config: GGUFConfig) -> LazyTensor
     if name.endswith(".shared_ffn_down.weight") and config.row.halves_shared:
         return replace(tensor.times(0.5), dtype=tensor.dtype)
     return tensor
-
-
-def _misshaped(tensor: Tensor, whole: Shape) -> str:
-    return f"misshaped: {tensor.name} is {tensor.shape}, the metadata require {whole}"
 
 
 def stored_names(name: str, config: GGUFConfig) -> tuple[str, ...]:

@@ -230,22 +230,40 @@ def _windows(keys: Keys, family: Family, rotated: list[bool]) -> list[int]:
 
 
 def _sliding_layers(keys: Keys, family: Family, rotated: list[bool]) -> list[bool]:
-    """Which layers have the window, if the model has one."""
-    row, n_layers = family.keys, len(rotated)
-    most = int(LIMITS["n_layers"])
-    first = keys.integer("max_window_layers", 0, most) if "max_window_layers" in row else 0
-    if first is None:
-        first = row["max_window_layers"] or 0
-        if first and "max_window_layers" in keys.nulls:
-            keys.wrong("max_window_layers", f"an integer from 0 to {most}")
-    local = local_layers(keys, n_layers) if "attention_types" in row else None
-    types = keys.value("layer_types") if "layer_types" in row else None
+    """Which layers have the window, if the model has one: those that a list names, or else the family's rule."""
+    n_layers = len(rotated)
+    types = _layer_types(keys, family, n_layers)
+    by_rule = _sliding_by_rule(keys, family, rotated, is_used=types is None)
+    local = local_layers(keys, n_layers) if "attention_types" in family.keys else None
+    if local is not None:
+        return local
+    if types is None:
+        return by_rule
+    sliding = CHUNKED if family.window_chunks else SLIDING
+    if not isinstance(types, list) or len(types) != n_layers or any(kind not in (FULL, sliding) for kind in types):
+        keys.wrong("layer_types", f"{FULL} or {sliding} for each of {n_layers} layers")
+        return [False] * n_layers
+    if family.windows == "pattern_and_last" and types[-1] != FULL:
+        keys.wrong("layer_types", f"{FULL} for the last layer")
+    return [kind == sliding for kind in types]
+
+
+def _layer_types(keys: Keys, family: Family, n_layers: int) -> Any:
+    """The unchecked list of the layers' types, without those of MTP layers, which EXAONE 4.5 can also list."""
+    types = keys.value("layer_types") if "layer_types" in family.keys else None
     predicting = keys.values.get("num_nextn_predict_layers")
     if isinstance(types, list) and type(predicting) is int and len(types) == n_layers + predicting:
-        types = types[:n_layers]  # EXAONE 4.5 can also list the MTP layers
+        return types[:n_layers]
+    return types
+
+
+def _sliding_by_rule(keys: Keys, family: Family, rotated: list[bool], *, is_used: bool) -> list[bool]:
+    """Which layers have the window by the family's rule. The keys of a rule that is not used are checked, too."""
+    row, n_layers = family.keys, len(rotated)
+    first = _first_sliding(keys, row)
     every_key = "global_attn_every_n_layers"
     every = keys.size(every_key, "n_layers", row[every_key]) if every_key in row else family.window_every
-    pattern = every if every_key in row else _pattern(keys, family, is_used=types is None)
+    pattern = every if every_key in row else _pattern(keys, family, is_used=is_used)
     rules = {
         "all": [True] * n_layers,
         "none": [False] * n_layers,
@@ -259,17 +277,21 @@ def _sliding_layers(keys: Keys, family: Family, rotated: list[bool]) -> list[boo
         "rotated": rotated,
         "unrotated": [not is_rotated for is_rotated in rotated],
     }
-    if local is not None:
-        return local
-    if types is None:
-        return rules[family.windows]
-    sliding = CHUNKED if family.window_chunks else SLIDING
-    if not isinstance(types, list) or len(types) != n_layers or any(kind not in (FULL, sliding) for kind in types):
-        keys.wrong("layer_types", f"{FULL} or {sliding} for each of {n_layers} layers")
-        return [False] * n_layers
-    if family.windows == "pattern_and_last" and types[-1] != FULL:
-        keys.wrong("layer_types", f"{FULL} for the last layer")
-    return [kind == sliding for kind in types]
+    return rules[family.windows]
+
+
+def _first_sliding(keys: Keys, row: Mapping[str, Any]) -> int:
+    """The first layer with the window in Qwen's models."""
+    if "max_window_layers" not in row:
+        return 0
+    most = int(LIMITS["n_layers"])
+    first = keys.integer("max_window_layers", 0, most)
+    if first is not None:
+        return first
+    usual: int = row["max_window_layers"] or 0
+    if usual and "max_window_layers" in keys.nulls:
+        keys.wrong("max_window_layers", f"an integer from 0 to {most}")
+    return usual
 
 
 def _prefix_pattern(keys: Keys, family: Family) -> int:
