@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -300,38 +300,22 @@ def parse(values: dict[str, Any], warnings: list[str]) -> Compressed:
     sparsity = values.get("sparsity_config")
     if sparsity and not (isinstance(sparsity, dict) and sparsity.get("format") == "dense"):
         problems.append(f"sparsity_config is {sparsity!r:.80}")
-    schemes: dict[Scheme, None] = {}
-    targets: dict[str, Scheme] = {}
-    input_bits: dict[str, None] = {}  # of inputs with scales in the file
     groups = values.get("config_groups")
     if not isinstance(groups, dict) or not groups:
         problems.append(f"config_groups is {groups!r:.80}, expected an object")
         groups = {}
+    schemes: dict[Scheme, None] = {}
+    targets: dict[str, Scheme] = {}
     for name, group in groups.items():
-        where = f"{name!s:.40}."
-        weights = group.get("weights") if isinstance(group, dict) else None
-        if not isinstance(weights, dict):
-            problems.append(f"{where}weights is {weights!r:.80}, expected an object")
-            continue
-        problems += [*wrong_keys(group, where, GROUP_KEYS, GROUP_HARMLESS)]
-        problems += [*wrong_keys(weights, f"{where}weights.", WEIGHT_KEYS, WEIGHT_HARMLESS)]
-        scheme = _scheme(weights, group.get("format") or values.get("format"))
-        if isinstance(scheme, str):
-            problems.append(f"{where}weights has {scheme}")
-        else:
+        scheme, listed = _group(f"{name!s:.40}.", group, values.get("format"), problems)
+        if scheme is not None:
             schemes[scheme] = None
-            listed = group.get("targets") or ()
-            if not isinstance(listed, list | tuple) or not all(isinstance(target, str) for target in listed):
-                problems.append(f"{where}targets is {listed!r:.80}, expected names")
-                continue
             targets |= dict.fromkeys(listed, scheme)
-        inputs = group.get("input_activations")
-        if isinstance(inputs, dict) and inputs.get("dynamic") in (False, "local"):  # "local": one scale is static
-            input_bits[f"{inputs.get('num_bits', 8)!r:.40}"] = None
     if len(schemes) > MAX_SCHEMES:
         problems.append(f"config_groups has {len(schemes)} kinds of groups, expected at most {MAX_SCHEMES}")
     if problems:
         raise UnsupportedError(unsupported(METHOD, problems))
+    input_bits = dict.fromkeys(bits for group in groups.values() if (bits := _static_input_bits(group)))
     if input_bits:
         warnings.append(
             f"config.json asks for inputs of {' or '.join(input_bits)} bits with static scales: weights keep their "
@@ -344,6 +328,40 @@ def parse(values: dict[str, Any], warnings: list[str]) -> Compressed:
     # as the library orders them: names before patterns, and both before classes
     ranks = {target: (target in CLASSES, target.startswith(PATTERN), target) for target in targets}
     return Compressed(tuple(schemes), tuple((one, targets[one]) for one in sorted(targets, key=ranks.__getitem__)))
+
+
+def _group(where: str, group: Any, form: Any, problems: list[str]) -> tuple[Scheme | None, Sequence[str]]:
+    """How a group's matrices are stored, and the modules that it is for.
+
+    Args:
+        where: The place of the group in config.json, for messages.
+        group: The group.
+        form: The format of groups that do not name their own.
+        problems: Receives what is not read.
+    """
+    weights = group.get("weights") if isinstance(group, dict) else None
+    if not isinstance(weights, dict):
+        problems.append(f"{where}weights is {weights!r:.80}, expected an object")
+        return None, ()
+    problems += [*wrong_keys(group, where, GROUP_KEYS, GROUP_HARMLESS)]
+    problems += [*wrong_keys(weights, f"{where}weights.", WEIGHT_KEYS, WEIGHT_HARMLESS)]
+    scheme = _scheme(weights, group.get("format") or form)
+    if isinstance(scheme, str):
+        problems.append(f"{where}weights has {scheme}")
+        return None, ()
+    listed = group.get("targets") or ()
+    if not isinstance(listed, list | tuple) or not all(isinstance(target, str) for target in listed):
+        problems.append(f"{where}targets is {listed!r:.80}, expected names")
+        return scheme, ()
+    return scheme, listed
+
+
+def _static_input_bits(group: dict[str, Any]) -> str:
+    """The bits of a group's inputs if the file has scales for them; "" if it has none."""
+    inputs = group.get("input_activations")
+    if not isinstance(inputs, dict) or inputs.get("dynamic") not in (False, "local"):  # "local": one scale is static
+        return ""
+    return f"{inputs.get('num_bits', 8)!r:.40}"
 
 
 def _scheme(weights: dict[str, Any], form: Any) -> Scheme | str:

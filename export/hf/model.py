@@ -146,12 +146,40 @@ def _read_shards(
 
     Tensors that are not weights can be missing in the index or in the shard.
     """
+    shard_of = _weight_map(folder, index)
+    files = sorted(set(shard_of.values()))
+    shards = {file: dict(reader(folder / file)) for file in files}
+    family, n_layers = config.family, len(config.model.layers)
+
+    def is_left_out(name: str, file: str) -> bool:
+        """Whether the tensor is not a weight, or is of an MTP layer that index and file do not both have."""
+        is_complete = name in shards[file] and shard_of.get(name) == file
+        return family.is_ignored(name) or (family.is_mtp(name, n_layers) and not is_complete)
+
+    listed = {name: file for name, file in shard_of.items() if not is_left_out(name, file)}
+    stored = {
+        file: {name: tensor for name, tensor in tensors.items() if not is_left_out(name, file)}
+        for file, tensors in shards.items()
+    }
+    problems = [f"missing: {name} is not in {file}" for name, file in listed.items() if name not in stored[file]]
+    for file, tensors in stored.items():
+        for name in tensors:
+            if name not in listed:
+                problems.append(f"extra: {name} in {file} is not in the index")
+            elif listed[name] != file:
+                problems.append(f"duplicate: {name} is in {file}, but the index says {listed[name]}")
+    if problems:
+        raise ExportError(f"{folder / index} does not match its files:\n  " + "\n  ".join(sorted(problems)))
+    return files, {name: stored[file][name] for name, file in listed.items()}
+
+
+def _weight_map(folder: Path, index: str) -> dict[str, str]:
+    """The shard of each tensor according to an index. Its shards are files of the folder."""
     shard_of = read_object(folder / index, max_bytes=MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(shard_of, dict) or not all(isinstance(file, str) for file in shard_of.values()):
         raise ExportError(f"{folder / index}: weight_map must be an object of file names")
-    files = sorted(set(shard_of.values()))
     problems = []
-    for file in files:
+    for file in sorted(set(shard_of.values())):
         is_long = len(file.encode("utf-8", "replace")) > MAX_NAME_BYTES
         if Path(file).name != file or file in ("", ".", "..") or "\0" in file or is_long:
             problems.append(f"{file!r:.80} is not the name of a file in this directory")
@@ -159,34 +187,7 @@ def _read_shards(
             problems.append(f"the file {file} is missing")
     if problems:
         raise ExportError(f"{folder / index} does not match the directory:\n  " + "\n  ".join(problems))
-    shards = {file: dict(reader(folder / file)) for file in files}
-
-    index_of: dict[str, str] = shard_of
-    family, n_layers = config.family, len(config.model.layers)
-
-    def is_left_out(name: str, file: str) -> bool:
-        """Whether the tensor is not a weight, or is of an MTP layer that index and file do not both have."""
-        is_complete = name in shards[file] and index_of.get(name) == file
-        return family.is_ignored(name) or (family.is_mtp(name, n_layers) and not is_complete)
-
-    listed = {name: file for name, file in shard_of.items() if not is_left_out(name, file)}
-    shards = {
-        file: {name: tensor for name, tensor in tensors.items() if not is_left_out(name, file)}
-        for file, tensors in shards.items()
-    }
-    shard_of = listed
-    for name, file in shard_of.items():
-        if name not in shards[file]:
-            problems.append(f"missing: {name} is not in {file}")
-    for file, tensors in shards.items():
-        for name in tensors:
-            if name not in shard_of:
-                problems.append(f"extra: {name} in {file} is not in the index")
-            elif shard_of[name] != file:
-                problems.append(f"duplicate: {name} is in {file}, but the index says {shard_of[name]}")
-    if problems:
-        raise ExportError(f"{folder / index} does not match its files:\n  " + "\n  ".join(sorted(problems)))
-    return files, {name: shards[file][name] for name, file in shard_of.items()}
+    return shard_of
 
 
 # ---- tensors

@@ -229,7 +229,7 @@ def _schema_of(kind: Any, definitions: _Definitions) -> Schema:
         return {"anyOf": [_schema_of(part, definitions) for part in arguments]}
     if origin is typing.Annotated:
         return _schema_of(arguments[0], definitions)
-    if origin is tuple and arguments[-1] is not Ellipsis:
+    if origin is tuple and arguments[-1:] != (Ellipsis,):
         items = [_schema_of(part, definitions) for part in arguments]
         return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
     if isinstance(origin, type) and issubclass(origin, Mapping) and arguments[0] is str:

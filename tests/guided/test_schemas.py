@@ -48,6 +48,7 @@ class Options(Entry, total=False):
         (list, {"type": "array"}),
         (list[int], {"type": "array", "items": {"type": "integer"}}),
         (tuple[str, ...], {"type": "array", "items": {"type": "string"}}),
+        (tuple[()], {"type": "array", "prefixItems": [], "minItems": 0, "maxItems": 0}),
         (dict[str, None], {"type": "object", "additionalProperties": {"type": "null"}}),
         (dict[str, Any], {"type": "object", "additionalProperties": {}}),
         (Literal["a", 1], {"enum": ["a", 1]}),
