@@ -8,14 +8,15 @@ what is in it. What stands outside of all regions is the content.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from llamac.errors import ArgumentError
 from llamac.text.reasoning import TAGS
 from llamac.tools.notations import FUNCTIONGEMMA, GEMMA4, IS_STRING, OLMO3, PYTHON, Notation
-from llamac.tools.patterns import Pattern
+from llamac.tools.patterns import Pattern, pattern
+from llamac.tools.values import QUOTES
 
 Kind = Literal["reasoning", "content", "calls"]
 
@@ -105,6 +106,7 @@ class Format:
 THINKING = tuple(Region("reasoning", rf"{opening}", closing, at_start=True) for opening, closing in TAGS.items())
 
 _PARAMETERS = {"tags": ("<parameter=", ">", "", "</parameter>")}
+_QUOTED = {"marks": QUOTES}
 _JSON_CALL = '{"name": "NAME", "arguments": ARGUMENTS}'
 _TOOL_CALL = Region("calls", r"<tool_call>", r"</tool_call>", "json")
 _HERMES = Writing(f"<tool_call>\n{_JSON_CALL}\n</tool_call>", between="\n", trigger="<tool_call>")
@@ -168,7 +170,7 @@ FORMATS: dict[str, Format] = {
             "gemma4",
             (
                 Region("reasoning", r"<\|channel>thought\n", r"<channel\|>"),
-                Region("calls", rf"<\|tool_call>call:{NAME}", r"<tool_call\|>", "relaxed"),
+                Region("calls", rf"<\|tool_call>call:{NAME}", r"<tool_call\|>", "relaxed", options=_QUOTED),
             ),
             (("<|tool_call>call:",),),
             Writing(
@@ -180,7 +182,11 @@ FORMATS: dict[str, Format] = {
         ),
         Format(
             "functiongemma",
-            (Region("calls", rf"<start_function_call>call:{NAME}", "<end_function_call>", "relaxed"),),
+            (
+                Region(
+                    *("calls", rf"<start_function_call>call:{NAME}", "<end_function_call>", "relaxed"), options=_QUOTED
+                ),
+            ),
             (("<start_function_call>",),),
             Writing(
                 *("<start_function_call>call:NAMEARGUMENTS<end_function_call>", FUNCTIONGEMMA, ""),
@@ -491,7 +497,20 @@ def detect(template: str) -> Format | None:
     return None
 
 
-def literal_texts(each: Format) -> str:
-    """The literal text of a format's patterns, in which the names of its special tokens can be looked for."""
-    sources: Iterable[str] = (part for region in each.regions for part in (region.open, region.close))
-    return "\n".join(sources).replace("\\", "")
+def is_tag(each: Format, token: str) -> bool:
+    """Whether the name of a special token is a part of a format's tags, or of what its readers look for in calls."""
+    return any(
+        pattern(region.open).spells(token) or pattern(region.close).spells(token) or _names(region.options, token)
+        for region in each.regions
+    )
+
+
+def _names(options: Any, text: str) -> bool:
+    """Whether a text is a part of one of the texts and patterns among a reader's options."""
+    if isinstance(options, Pattern):
+        return options.spells(text)
+    if isinstance(options, str):
+        return text in options
+    if isinstance(options, Mapping):
+        return any(_names(value, text) for value in options.values())
+    return isinstance(options, list | tuple) and any(_names(value, text) for value in options)

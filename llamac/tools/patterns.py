@@ -48,7 +48,8 @@ Accepts = Callable[[str], bool]
 Saved = tuple[tuple[int, int], ...]  # slots of groups and places in the text; the last entry of a slot counts
 Thread = tuple[int, Saved]
 
-# Kinds of instructions. An instruction is a tuple of its kind and its arguments.
+# Kinds of instructions. An instruction is a tuple of its kind and its arguments. CHAR has what it accepts, and whether
+# these are single characters that the pattern names.
 CHAR, SPLIT, JUMP, SAVE, START, END, MATCH = range(7)
 
 _CATEGORIES: dict[Any, Accepts] = {
@@ -96,6 +97,14 @@ class Pattern:
             threads = self._followed([(0, ())], 0, at_start=True, at_end=None)
             self._first[char] = any(self._accepts(op, char) for op, _ in threads)
         return self._first[char]
+
+    def spells(self, text: str) -> bool:
+        """Whether a text is a part of the pattern as it stands there, not where the pattern takes any character."""
+        reached: list[Thread] = [(op, ()) for op, (kind, *_) in enumerate(self._program) if kind == CHAR]
+        for char in text:
+            threads = self._followed(reached, 0, at_start=True, at_end=True)
+            reached = [(op + 1, ()) for op, _ in threads if self._accepts(op, char) and self._program[op][2]]
+        return bool(reached)
 
     def match(
         self, text: str, at: int = 0, *, final: bool = True, starts: bool = True, limit: int = MAX_HELD
@@ -196,7 +205,7 @@ class Pattern:
             elif op is ops.AT and value in (ops.AT_END, ops.AT_END_STRING):
                 self._add(END)
             else:
-                self._add(CHAR, self._characters(op, value))
+                self._add(CHAR, self._characters(op, value), _is_literal(op, value))
 
     def _compile_branches(self, branches: Any, depth: int) -> None:
         jumps = []
@@ -242,6 +251,10 @@ class Pattern:
             parts = [self._characters(*part) for part in value[negated:]]
             return lambda char: any(part(char) for part in parts) is not negated
         raise UnsupportedError(f"the pattern {self.source[:80]!r} uses {str(op).lower()}, which is not supported")
+
+
+def _is_literal(op: Any, value: Any) -> bool:
+    return op is ops.LITERAL or (op is ops.IN and all(part is ops.LITERAL for part, _ in value))
 
 
 @functools.lru_cache(maxsize=512)

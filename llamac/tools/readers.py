@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from llamac.tools.values import QUOTES, python_calls, read_json, relaxed_json, typed_value
+from llamac.tools.values import python_calls, read_json, relaxed_json, typed_value
 
 Groups = Mapping[str, str]
 Options = Mapping[str, Any]
@@ -410,7 +410,7 @@ class ParametersReader(Reader):
 
 
 class RelaxedReader(Reader):
-    """Arguments as Gemma 4 and FunctionGemma write them: bare keys, and strings between marks."""
+    """Arguments as Gemma 4 and FunctionGemma write them: bare keys, and strings between the option `marks`."""
 
     def __init__(self, sink: Sink, groups: Groups, schemas: Schemas, options: Options) -> None:
         super().__init__(sink, groups, schemas, options)
@@ -420,13 +420,13 @@ class RelaxedReader(Reader):
     def read(self, char: str) -> None:
         """Read a character."""
         self._text += char
-        if self._text.endswith(QUOTES):
+        if self._text.endswith(self._options["marks"]):
             self.in_string = not self.in_string
 
     def end(self) -> None:
         """The text of the calls has ended."""
         text = self._text.strip()
-        converted = relaxed_json(text) if text else "{}"
+        converted = relaxed_json(text, self._options["marks"]) if text else "{}"
         self._sink.add(text if converted is None else converted)
         self._sink.close(INCOMPLETE if converted is None else None)
 

@@ -111,6 +111,8 @@ def _options(parser: object, given: object, place: str, args_place: str, depth: 
         options["tag_pattern"] = pattern(options["tag_pattern"])
     elif parser == "xml-inline":
         raise UnsupportedError(f"{args_place} has no 'tag_pattern'")
+    if options.get("unquoted_keys") and not options.get("string_delims"):
+        options["string_delims"] = [(mark, mark) for mark in QUOTES]
     inner, place = options.get("value_parser"), f"{args_place}.value_parser"
     if inner is not None:
         if not isinstance(inner, Mapping):
@@ -217,11 +219,10 @@ def _inner(text: str, options: Mapping[str, Any]) -> Any:
 
 
 def _json(text: str, options: Mapping[str, Any]) -> Any:
-    marks = options.get("string_delims") or []
+    marks = tuple(str(pair[0]) for pair in options.get("string_delims") or [])
     try:
-        if marks or options.get("unquoted_keys"):
-            quotes = tuple(str(pair[0]) for pair in marks) or QUOTES
-            converted = relaxed_json(text.strip(), quotes)
+        if marks:
+            converted = relaxed_json(text.strip(), marks)
             if converted is not None:
                 return read_json(converted)
         return read_json(text)

@@ -228,7 +228,7 @@ def _call(node: ast.expr, parameters: Mapping[str, Sequence[str]], names: Mappin
     return name, json.dumps(values, ensure_ascii=False, allow_nan=False)
 
 
-def relaxed_json(text: str, marks: tuple[str, ...] = QUOTES) -> str | None:
+def relaxed_json(text: str, marks: tuple[str, ...]) -> str | None:
     """The JSON of an object with bare keys and marked strings; None if the text is anything else.
 
     Strings stand between two equal marks or in quotation marks. Other values are JSON or bare texts.

@@ -282,6 +282,22 @@ def test_gguf_raw_bpe_tokenizer_is_read() -> None:
     assert not no_more.special.add_bos
 
 
+@pytest.mark.parametrize(
+    ("names", "stops"),
+    [
+        (["<eos>", "<|tool_call>", "<|tool_response>"], ["<eos>", "<|tool_response>"]),  # Gemma 4, after a call
+        (["<|start|>", "<|end|>", "<|return|>", "<|call|>"], ["<|return|>", "<|call|>"]),  # gpt-oss
+        (["<|user|>", "<|end|>", "<|endoftext|>"], ["<|end|>", "<|endoftext|>"]),  # Phi
+    ],
+)
+def test_gguf_tokens_that_end_an_answer_are_known_by_name(names: list[str], stops: list[str]) -> None:
+    values = dict(raw_bpe_gguf())
+    tokens, types = (values[f"tokenizer.ggml.{key}"][2] for key in ("tokens", "token_type"))
+    more = {"tokens": ("[", "s", [*tokens, *names]), "token_type": ("[", "i", [*types, *[3] * len(names)])}
+    tokenizer = from_gguf(raw_bpe_gguf(**more))
+    assert [tokenizer.token_bytes(token).decode() for token in tokenizer.special.stop_ids] == ["<turn|>", *stops]
+
+
 def test_gguf_word_piece_tokenizer_is_read() -> None:
     tokenizer = from_gguf(word_piece_gguf())
     assert tokenizer.kind == "wpm"

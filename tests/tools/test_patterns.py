@@ -65,6 +65,23 @@ def test_a_literal_is_known_with_its_last_character() -> None:
     assert Pattern("</a>").match("</b", final=False) is None
 
 
+@pytest.mark.parametrize(
+    ("source", "spelled", "others"),
+    [
+        (r"<\|(?:call|end|return)\|>", ("<|call|>", "<|end|>", "<|return|>", "end"), ("<|start|>", "<|calls|>")),
+        (r"(?:<a>)?\s*<b>(?P<name>[^\n]+)</b>", ("<a>", "<b>", "<a><b>", "</b>"), ("<c>", "<b></b>", "\n")),
+        (r"<[ab]+c>", ("<ac>", "<bac>"), ("<c>", "<dc>")),
+        (r".*\w[^x]", (), ("a", "x")),
+        ("", (), ("a",)),
+    ],
+)
+def test_a_pattern_spells_what_it_names(source: str, spelled: tuple[str, ...], others: tuple[str, ...]) -> None:
+    for text in spelled:
+        assert Pattern(source).spells(text), text
+    for text in others:
+        assert not Pattern(source).spells(text), text
+
+
 def test_patterns_that_stop_re_take_no_time() -> None:
     started = time.thread_time()  # other programs may have the CPUs
     assert Pattern("(a*)*b").match("a" * 5000) is None

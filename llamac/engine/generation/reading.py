@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from llamac.errors import ArgumentError, ArgumentTypeError
-from llamac.tools.formats import FORMATS, PLAIN, Format, detect, format_named, literal_texts, reads_tools
+from llamac.tools.formats import FORMATS, PLAIN, Format, detect, format_named, is_tag, reads_tools
 from llamac.tools.functions import parameters_of, tool_list
 from llamac.tools.message import Delta, Message
 from llamac.tools.parser import PROMPT_TAIL, MessageParser
@@ -193,7 +193,6 @@ class MessageReader:
         self._tokenizer = tokenizer
         # The tags of a format can be special tokens, which decoded text does not show.
         self._decoder = tokenizer.decoder(skip_special=False, start=output.starts_text)
-        self._tags = literal_texts(reading.form)
         number = output.params.candidate + output.rank
         self._parser = reading.parser(output.params.seed, output.prompt, number)
         self._search = StopStrings(output.params.stop)
@@ -206,7 +205,7 @@ class MessageReader:
             self._read += 1
             if self._search.found is not None:
                 break
-            if self._tokenizer.is_special(token) and self._name(token) not in self._tags:
+            if self._tokenizer.is_special(token) and not is_tag(self._reading.form, self._name(token)):
                 continue
             piece = self._decoder.push(token)
             if self._output.params.stop and self._read > self._output.params.min_tokens:

@@ -70,10 +70,13 @@ _PADDING = re.compile(r"\[(?:PAD|EMPTY_)\d+\]")  # placeholders for ids without 
 _END_NAMES = frozenset(
     [
         "<EOT>",
+        "[EOS]",
         "[EOT]",
         "[e~[",
+        "_<EOT>",
         "<end_of_turn>",
         "<end_of_utterance>",
+        "<eos>",
         "<turn|>",
         "<|call|>",
         "<|calls|>",
@@ -85,6 +88,7 @@ _END_NAMES = frozenset(
         "<|flush|>",
         "<|im_end|>",
         "<|return|>",
+        "<|tool_response>",
         "<\uff5cend\u2581of\u2581sentence\uff5c>",
     ]
 )
