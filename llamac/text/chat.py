@@ -28,6 +28,10 @@ TOKEN_VARIABLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_toke
 REASONING = ("reasoning_content", "thinking", "reasoning")
 # A loop over the parts of a message's content, and a test of its type.
 _PARTS = re.compile(r"\bfor\s+\w+\s+in\s+\w+(?:\.content\b|\[\s*['\"]content['\"]\s*\])")
+# A test of a content that OpenAI's API has beside calls: none, or a text.
+_NONE_TEST = re.compile(r"\bcontent(?:['\"]\s*\])?\s+is\s+(?:not\s+)?none\b")
+# What gpt-oss's template says about a message with calls: it writes one of the two as the reasoning.
+_NOT_BOTH = "Cannot pass both content and thinking"
 _TYPE_TEST = re.compile(r"\bis\s+(?:not\s+)?(?:string|iterable|sequence|mapping)\b")
 TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # marks the end of the message to continue; the same as in transformers
 
@@ -187,7 +191,7 @@ class ChatTemplate:
     ) -> _Request:
         text = self.choose(template, tools=tools is not None)
         marks = Marks()
-        chat = _messages(marks.placed(messages))
+        chat = _messages(marks.placed(messages), text)
         if _PARTS.search(text) and not _TYPE_TEST.search(text):
             chat = [_in_parts(message) for message in chat]
         field = continue_final_message if isinstance(continue_final_message, str) else "content"
@@ -226,7 +230,7 @@ class _Request(NamedTuple):
         return self.marks.restored(prompt, origins, self.template, self.variables)
 
 
-def _messages(messages: object) -> list[dict[Any, Any]]:
+def _messages(messages: object, template: str) -> list[dict[Any, Any]]:
     """The messages as plain data, without entries that are None, which templates would render as "None"."""
     chat = _dicts(messages, "messages")
     if not chat:
@@ -236,7 +240,17 @@ def _messages(messages: object) -> list[dict[Any, Any]]:
         reasoning = next((message[name] for name in REASONING if name in message), None)
         if reasoning is not None:
             chat[index] = {"thinking": reasoning, **message, REASONING[0]: reasoning}
-    return chat
+    return [_beside_calls(message, template) if message.get("tool_calls") else message for message in chat]
+
+
+def _beside_calls(message: dict[Any, Any], template: str) -> dict[Any, Any]:
+    """A message with calls, with the content that its template accepts beside them."""
+    content, thinking = message.get("content"), message.get("thinking")
+    if not content:
+        return {**message, "content": None} if _NONE_TEST.search(template) else message
+    if _NOT_BOTH in template and isinstance(content, str) and isinstance(thinking, str) and thinking:
+        return {**message, "content": "", "thinking": f"{thinking}\n{content}"}
+    return message
 
 
 def _in_parts(message: dict[Any, Any]) -> dict[Any, Any]:

@@ -18,9 +18,11 @@ from llamac.tools.writing import written_calls
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 MODEL_ROLES = ("assistant", "model")  # of the model's messages; the second is in templates that name it
 READS_PARTS = re.compile(r"""\.text\b|['"]text['"]""")  # a key of parts: a template without it reads only texts
+JOINS_ARGUMENTS = re.compile(r"""\barguments(?:['"]\s*\])?\s*\+""")  # with texts: they must be one
 LABELS = ("role", "name", "tool_call_id")  # keys of a message that are not content
 OTHER_NAMES = {"developer": "system", "function": "tool"}
 
+ALTERNATE = "must alternate"  # what templates say that refuse two messages of a user in a row
 NO_SYSTEM = "System role not supported"  # what templates that refuse system messages say: Gemma 1 and 2
 
 # What the system message says about tools if the template says nothing, in the form that Hermes models were trained on.
@@ -36,7 +38,7 @@ def prepared(messages: object, template: str, tools: Sequence[Mapping[str, Any]]
 
     A role is one of OpenAI's API, or one that the template's code names: templates drop or change messages of others.
     If the template reads only texts, the parts of a content become one text. Arguments of calls become dicts, as
-    templates expect them; as text they stay only where the template asks for their type. For a template that knows
+    templates expect them, or a text where the template reads one; missing ones become empty. For a template that knows
     tools but writes no calls, calls become text in the model's format. For a template that does not know tools, calls
     and results become texts in Hermes' form, and the tools are in the system message, or in the first message if the
     template has no system messages.
@@ -55,6 +57,7 @@ def prepared(messages: object, template: str, tools: Sequence[Mapping[str, Any]]
     listed = as_dicts(messages)
     if not isinstance(listed, list) or not all(isinstance(message, Mapping) for message in listed):
         return listed
+    listed = [_without_no_calls(message) for message in listed]
     listed = [_with_known_role(message, f"messages[{i}]", template) for i, message in enumerate(listed)]
     for i, message in enumerate(listed):
         if not any(value is not None for key, value in message.items() if key not in LABELS):
@@ -66,8 +69,9 @@ def prepared(messages: object, template: str, tools: Sequence[Mapping[str, Any]]
         form = (detect(template) if knows_tools else None) or FORMATS["hermes"]
         listed = [_with_written_calls(message, form) for message in listed]
         return listed if knows_tools else _without_tools(listed, tools, template)
-    keeps_text = "arguments is string" in template
-    return [_with_arguments(message, keeps_text) for message in listed]
+    as_text = JOINS_ARGUMENTS.search(template) is not None
+    keeps_text = as_text or "arguments is string" in template
+    return [_with_arguments(message, keeps_text, as_text) for message in listed]
 
 
 def as_dicts(messages: Any) -> Any:
@@ -99,43 +103,71 @@ def _with_known_role(message: Mapping[str, Any], where: str, template: str) -> M
     )
 
 
+def _without_no_calls(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The message without a list of calls that is empty: templates take any list for calls."""
+    if message.get("tool_calls", True):
+        return message
+    return {key: value for key, value in message.items() if key != "tool_calls"}
+
+
 def _as_text(message: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     """A message with the parts of its content as one text, joined by line feeds."""
     content = message.get("content")
-    if content is None or isinstance(content, str | Mapping) or message["role"] in ("tool", "function"):
+    if content is None or isinstance(content, str | Mapping):
         return message
+    is_result = message["role"] in ("tool", "function")
     if not isinstance(content, list | tuple):
+        if is_result:
+            return message
         raise wrong_type(where, content, "a str or a list of parts")
     for i, part in enumerate(content):
-        if isinstance(part, Mapping) and "type" in part and not isinstance(part.get("text"), str):
+        if isinstance(part, Mapping) and "type" in part and not isinstance(part.get("text"), str) and not is_result:
             raise ArgumentError(
                 f"{where}[{i}] is a part without a text, and the model's chat template reads only texts"
             )
-        if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
-            return message  # not parts as in OpenAI's API: the template interprets them
-    return {**message, "content": "\n".join(part["text"] for part in content)}
+    return _joined(message)
+
+
+def _joined(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message with the parts of its content as one text, if all of them are texts; templates interpret other ones."""
+    content = message.get("content")
+    if not isinstance(content, list | tuple) or not content:
+        return message
+    texts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
+    if not all(isinstance(text, str) for text in texts):
+        return message
+    return {**message, "content": "\n".join(map(str, texts))}
 
 
 def _listed_roles() -> str:
     return f"{', '.join(map(repr, ROLES[:-1]))} or {ROLES[-1]!r}"
 
 
-def _with_arguments(message: Mapping[str, Any], keeps_text: bool) -> Mapping[str, Any]:
+def _with_arguments(message: Mapping[str, Any], keeps_text: bool, as_text: bool) -> Mapping[str, Any]:
+    """A message whose calls have arguments that its template reads: dicts, also texts, or only texts."""
     calls = message.get("tool_calls")
-    if keeps_text or not isinstance(calls, list | tuple):
+    if not isinstance(calls, list | tuple):
         return message
-    return {**message, "tool_calls": [_with_dict(call) for call in calls]}
+    return {**message, "tool_calls": [_call(call, keeps_text, as_text) for call in calls]}
 
 
-def _with_dict(call: Any) -> Any:
-    """A call whose arguments are a dict if they were the text of one."""
+def _call(call: Any, keeps_text: bool = False, as_text: bool = False) -> Any:
+    """A call with its arguments as a dict if they were the text of one, unless a text is kept or wanted."""
     if not isinstance(call, Mapping):
         return call
     if isinstance(call.get("function"), Mapping):
-        return {**call, "function": _with_dict(call["function"])}
+        return {**call, "function": _call(call["function"], keeps_text, as_text)}
+    if "name" not in call:
+        return call
     arguments = call.get("arguments")
-    value = parsed_arguments(arguments) if isinstance(arguments, str) else None
-    return call if value is None else {**call, "arguments": value}
+    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
+        arguments = {}
+    if as_text and isinstance(arguments, Mapping):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    elif isinstance(arguments, str) and not keeps_text:
+        value = parsed_arguments(arguments)
+        arguments = arguments if value is None else value
+    return {**call, "arguments": arguments}
 
 
 def _with_written_calls(message: Mapping[str, Any], form: Format) -> Mapping[str, Any]:
@@ -143,8 +175,8 @@ def _with_written_calls(message: Mapping[str, Any], form: Format) -> Mapping[str
     calls = message.get("tool_calls") if message.get("role") in MODEL_ROLES else None
     if not isinstance(calls, list | tuple) or not calls:
         return message
-    content = message.get("content")
-    text = written_calls(form, map(_with_dict, calls))
+    content = _joined(message).get("content")
+    text = written_calls(form, map(_call, calls))
     rest = {key: value for key, value in message.items() if key != "tool_calls"}
     if content and isinstance(content, str):
         text = MarkedText([(f"{content}\n", False), *text.pieces])
@@ -156,21 +188,26 @@ def _without_tools(
 ) -> list[dict[str, Any]]:
     """Messages without results, and with the tools in one of them."""
     found: list[dict[str, Any]] = []
+    is_result = False  # the last message
     for message in map(dict, messages):
         if message.get("role") == "tool":
-            content = message.get("content")
+            content = _joined(message).get("content")
             text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
-            text = f"<tool_response>\n{text}\n</tool_response>"
-            if found and found[-1].get("is_result"):
-                found[-1]["content"] += f"\n{text}"
+            message = {"role": "user", "content": f"<tool_response>\n{text}\n</tool_response>"}
+            if is_result:
+                found[-1]["content"] += f"\n{message['content']}"
                 continue
-            message = {"role": "user", "content": text, "is_result": True}
+            is_result = True
+        elif is_result:
+            is_result = False
+            content = _joined(message).get("content")
+            if ALTERNATE in template and message.get("role") == "user" and isinstance(content, str):
+                found[-1]["content"] += f"\n{content}"
+                continue
         found.append(message)
-    for message in found:
-        message.pop("is_result", None)
     if tools:
         text = _TOOLS.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
-        first = found[0] if found else {}
+        first = _joined(found[0]) if found else {}
         if first.get("role") == "system" and isinstance(first.get("content"), str):
             found[0] = {**first, "content": f"{first['content']}\n\n{text}"}
         elif NO_SYSTEM in template and first.get("role") == "user" and isinstance(first.get("content"), str):

@@ -26,6 +26,11 @@ EXPECTED = (
 )
 
 
+def ready(messages: object, template: str, tools: Any = None) -> Any:
+    """The prepared messages of a conversation, with the type that they have."""
+    return prepared(messages, template, tools)
+
+
 def roles_of(template: str, *roles: Any) -> list[str]:
     found: Any = prepared([{"role": role, "content": "a"} for role in roles], template, None)
     return [message["role"] for message in found]
@@ -208,6 +213,88 @@ def test_only_the_models_messages_have_calls(role: str) -> None:
     """The tokens around calls are special, and nobody else's message can have them."""
     message = {"role": role, "content": "Hi", "tool_calls": [CALL]}
     assert prepared([message], "{{ tools }}<|tool_call|>", None) == [message]
+
+
+@pytest.mark.parametrize("calls", [[], (), None])
+def test_a_message_without_calls_has_no_list_of_them(calls: Any) -> None:
+    """Templates take any list for calls, and servers return empty ones."""
+    message = {"role": "assistant", "content": "Hi"}
+    for template in ("{{ tools }}<|tool_call|>", "{% if message.tool_calls is defined %}{% endif %}", ""):
+        assert ready([{**message, "tool_calls": calls}], template, None) == [message]
+
+
+JOINING = "'<sep>' + tool_calls['function']['arguments'] + '<end>'"
+PIPED = "'<sep>' + tool_calls['function']['arguments'] | tojson + '<end>'"
+TESTING = "{% if tool_calls.arguments is string %}"
+
+
+@pytest.mark.parametrize("missing", [{}, {"arguments": None}, {"arguments": ""}, {"arguments": " \n"}])
+@pytest.mark.parametrize("template", [JOINING, PIPED, TESTING])
+def test_missing_arguments_are_empty(template: str, missing: dict[str, Any]) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", **missing}}
+    for given in (call, call["function"]):
+        [message] = ready([{"role": "assistant", "tool_calls": [given]}], template, None)
+        [found] = message["tool_calls"]
+        assert found.get("function", found)["arguments"] == ("{}" if template == JOINING else {})
+
+
+@pytest.mark.parametrize(
+    ("template", "of_text", "of_dict"),
+    [(JOINING, '{"a": "é"}', '{"a": "é"}'), (PIPED, {"a": "é"}, {"a": "é"}), (TESTING, '{"a": "é"}', {"a": "é"})],
+)
+def test_arguments_are_text_where_a_template_joins_them_with_texts(template: str, of_text: Any, of_dict: Any) -> None:
+    for arguments, expected in (('{"a": "é"}', of_text), ({"a": "é"}, of_dict)):
+        call = {"id": "1", "function": {"name": "f", "arguments": arguments}}
+        [message] = ready([{"role": "assistant", "tool_calls": [call]}], template, None)
+        assert message["tool_calls"][0]["function"]["arguments"] == expected
+
+
+@pytest.mark.parametrize("content", [None, ""])
+def test_calls_stand_where_a_template_asks_whether_there_is_content(content: str | None) -> None:
+    """DeepSeek's templates write calls only beside a content that is none, which OpenAI's API has there."""
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    template = (
+        "{% for message in messages %}{% if message['content'] is none %}"
+        "{{ '<call>' + message['tool_calls'][0]['function']['arguments'] + '</call>' }}"
+        "{% else %}{{ message['content'] }}{% endif %}{% endfor %}"
+    )
+    talk: Any = [{"role": "user", "content": "?"}, {"role": "assistant", "content": content, "tool_calls": [call]}]
+    assert ChatTemplate(template).render(ready(talk, template, None)) == "?<call>{}</call>"
+
+
+def test_a_template_that_refuses_content_beside_reasoning_gets_both_as_reasoning() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    template = (
+        "{% for m in messages %}{% if m.tool_calls and m.content and m.thinking %}"
+        '{{ raise_exception("Cannot pass both content and thinking in an assistant message with tool calls!") }}'
+        "{% endif %}[{{ m.thinking }}|{{ m.content }}]{% endfor %}"
+    )
+    said = {"role": "assistant", "content": "I look.", "reasoning_content": "hm"}
+    both: Any = [{**said, "tool_calls": [call]}]
+    assert ChatTemplate(template).render(ready(both, template, None)) == "[hm\nI look.|]"
+    assert ChatTemplate(template).render(ready([said], template, None)) == "[hm|I look.]"
+
+
+def test_what_a_user_adds_to_a_result_is_in_the_same_message_where_roles_must_alternate() -> None:
+    talk = [*TALK, {"role": "user", "content": [{"type": "text", "text": "And"}, {"type": "text", "text": "now?"}]}]
+    refusing = "{{ raise_exception('Conversation roles must alternate') }} {{ message.text }}"
+    found: Any = ready(talk, refusing, None)
+    assert [message["role"] for message in found] == ["user", "assistant", "user"]
+    assert found[-1]["content"] == "<tool_response>\nsunny\n</tool_response>\nAnd\nnow?"
+    assert len(ready(talk, "{{ message.text }}", None)) == 4
+
+
+def test_parts_are_joined_with_what_is_added_to_them() -> None:
+    parts = [{"type": "text", "text": "I"}, {"type": "text", "text": "look."}]
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    template = "{{ message.text }}"
+    call: Any = ready([{"role": "assistant", "content": parts, "tool_calls": [CALL]}], template, None)
+    assert str(call[0]["content"]).startswith("I\nlook.\n<tool_call>")
+    result: Any = ready([{"role": "tool", "content": parts}], template, None)
+    assert result[0]["content"] == "<tool_response>\nI\nlook.\n</tool_response>"
+    system: Any = ready([{"role": "system", "content": parts}], template, tools)
+    assert system[0]["content"].startswith("I\nlook.\n\n")
+    assert len(system) == 1
 
 
 def test_what_calls_lack_is_left_empty() -> None:
