@@ -451,6 +451,11 @@ GOLDEN = {
         "Hi.",
         "The user asks.",
     ),
+    "harmony, two texts": Golden(
+        "harmony",
+        "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>final<|message|>Hi.<|return|>",
+        "I look.\nHi.",
+    ),
     "harmony, a call": Golden(
         "harmony",
         "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"

@@ -86,6 +86,8 @@ class Format:
         marks: Texts in a chat template that reveal the format: one of the alternatives, each with all its texts.
         writing: How calls are forced.
         outside: What text outside of all regions is.
+        call_id: How the id of a call is written, as `Writing.call`, where the template writes it in place of the name;
+            "": ids are letters and digits, which every other template accepts.
         anchor: The pattern behind whose last match in the prompt the answer begins; None: the answer begins after the
             prompt, which can only have opened the reasoning.
     """
@@ -95,6 +97,7 @@ class Format:
     marks: tuple[tuple[str, ...], ...] = ()
     writing: Writing = field(default_factory=Writing)
     outside: Kind = "content"
+    call_id: str = ""
     anchor: Pattern | None = None
 
     @property
@@ -237,6 +240,7 @@ FORMATS: dict[str, Format] = {
                 *(None, "", "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
                 trigger="<|tool_calls_section_begin|>",
             ),
+            call_id="functions.NAME:NUMBER",
         ),
         Format(
             "mistral",

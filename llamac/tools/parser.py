@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import count
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -78,6 +79,7 @@ class MessageParser:
         self._opens = [(pattern(region.open), region) for region in self._regions]
         self._once = [region for region in self._regions if region.kind == "reasoning" and region.at_start]
         self._outside = form.outside
+        self._call_id = form.call_id
         self._buffer = ""  # what has not been decided
         self._starts = True  # nothing comes before the buffer
         self._region: Region | None = None
@@ -225,8 +227,9 @@ class MessageParser:
     # ---- regions
 
     def _enter(self, region: Region, text: str, groups: Mapping[str, str] = MappingProxyType({})) -> None:
-        if region.kind == "content" and not region.close:
-            return  # a mark
+        if region.kind == "content" and not region.close:  # a mark
+            self._breaks = True
+            return
         self._region = region
         if region.kind == "reasoning":
             self._has_reasoning = self._breaks = True
@@ -283,15 +286,18 @@ class MessageParser:
             self._notes.append(f"a further call was dropped, since parallel_tool_calls is False: {_shown(name)}")
             return True
         index = len(self._calls)
-        call = _Call(self._id(index), name)
+        call = _Call(self._id(index, name), name)
         self._calls.append(call)
         self._emit_call(ToolCallDelta(index, call.id, name))
         return True
 
-    def _id(self, index: int) -> str:
+    def _id(self, index: int, name: str) -> str:
         """The id of a call: what the model wrote if it is one that templates accept, and that no call has had."""
         written, self._opened = self._opened, None
         found = written if written and ID.fullmatch(written) and written not in self._taken else self._new_id(index)
+        if self._call_id:  # the number counts all calls of the conversation
+            numbered = (self._call_id.replace("NUMBER", str(n)).replace("NAME", name) for n in count(len(self._taken)))
+            found = next(one for one in numbered if one not in self._taken)
         self._taken.add(found)
         return found
 

@@ -176,6 +176,17 @@ def test_ids_come_from_the_caller_or_the_model() -> None:
     assert [call.id for call in found.tool_calls] == ["number0", "number1"]
 
 
+def test_ids_of_kimi_have_the_name_and_count_the_calls_of_the_conversation() -> None:
+    """Its template writes them in place of names."""
+    text = GOLDEN["kimi"].text
+    first = parse("kimi", [text])
+    assert [call.id for call in first.tool_calls] == [f"functions.{c.name}:{n}" for n, c in enumerate(first.tool_calls)]
+    taken = [call.id for call in first.tool_calls]
+    later = parse("kimi", [text], taken=taken).tool_calls
+    assert [call.id for call in later] == [f"functions.{c.name}:{n}" for n, c in enumerate(later, len(taken))]
+    assert parse("kimi", [text], taken=["x", "functions.weather:2"]).tool_calls[0].id != "functions.weather:2"
+
+
 def test_the_time_is_linear() -> None:
     parser = MessageParser(FORMATS["qwen3-coder"])
     for _ in range(400):
