@@ -188,6 +188,30 @@ GOLDEN = {
         calls=(("weather", '{"city": "Os'),),
         errors=1,
     ),
+    "qwen3-coder, closing tags in a text": Golden(
+        "qwen3-coder",
+        "<tool_call>\n<function=other>\n<parameter=a>\nthe tag </function>\n</tool_call> ends it\n</parameter>\n"
+        "<parameter=b>\n</function>\n</parameter>\n</function>\n</tool_call>\nDone.",
+        "Done.",
+        calls=(("other", r'{"a": "the tag </function>\n</tool_call> ends it", "b": "</function>"}'),),
+    ),
+    "qwen3-coder, parameters that are not closed": Golden(
+        "qwen3-coder",
+        "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</function>\n</tool_call>\n<tool_call>\n"
+        "<function=weather>\n<parameter=city>\nRiga\n</parameter>\n<parameter=days>\n2\n</function>\n</tool_call>\n",
+        calls=(OSLO, RIGA),
+    ),
+    "qwen3-coder, cut behind a closing tag in a text": Golden(
+        "qwen3-coder",
+        "<tool_call>\n<function=other>\n<parameter=a>\nthe tag </function> ends",
+        calls=(("other", '{"a": "the tag </function> ends'),),
+        errors=1,
+    ),
+    "glm, a closing tag in a text": Golden(
+        "glm",
+        "<tool_call>other\n<arg_key>a</arg_key>\n<arg_value>say </tool_call> here</arg_value>\n</tool_call>",
+        calls=(("other", '{"a": "say </tool_call> here"}'),),
+    ),
     "qwen3-coder, not a number": Golden(
         "qwen3-coder",
         "<tool_call><function=weather><parameter=days>many</parameter></function></tool_call>",
@@ -267,6 +291,9 @@ GOLDEN = {
         "gemma",
         "[weather(city='Oslo, \"N\\')'), stop()]",
         calls=(("weather", '{"city": "Oslo, \\"N\')"}'), ("stop", "{}")),
+    ),
+    "gemma, a comment": Golden(
+        "gemma", "```tool_code\n# it's in {Oslo}\nweather(city='Oslo')  # \"\n```", calls=(OSLO,)
     ),
     "gemma, JSON": Golden("gemma", '{"name": "weather", "parameters": {"city": "Oslo"}}', calls=(OSLO,)),
     "gemma, no call": Golden("gemma", "[see (1)] is a list", "[see (1)] is a list"),
@@ -450,6 +477,9 @@ GOLDEN = {
         "<|channel|>analysis<|message|>The user asks.<|end|><|start|>assistant<|channel|>final<|message|>Hi.",
         "Hi.",
         "The user asks.",
+    ),
+    "granite, closed": Golden(
+        "granite", '<tool_call>[{"name": "weather", "arguments": {"city": "Oslo"}}]</tool_call>', calls=(OSLO,)
     ),
     "harmony, two texts": Golden(
         "harmony",

@@ -37,6 +37,7 @@ _SIMPLE: dict[Any, Schema] = {
 _OF_SCHEMAS = frozenset(("properties", "patternProperties", "$defs", "definitions"))  # keywords with named schemas
 _LISTS = frozenset(("allOf", "anyOf", "oneOf", "prefixItems"))
 _DEFINITIONS = ("$defs", "definitions")
+_ANY_NAME: tuple[Any, ...] = (True, {}, {"type": "string"})  # values of propertyNames that all keys match
 
 
 def schema_grammar(schema: object) -> str:
@@ -65,6 +66,8 @@ def _compiled(schema: object) -> tuple[str, str]:
     """The grammar of a schema, and what is wrong with it."""
     try:
         text = checked_text(json.dumps(schema, allow_nan=False, ensure_ascii=False), "the JSON schema")
+        if '"propertyNames"' in text:
+            text = json.dumps(_simplified(schema), ensure_ascii=False)
     except TypeError as error:
         return "", f"not JSON: {error}"
     if (length := _longest(schema)) > MAX_STRING:
@@ -72,6 +75,21 @@ def _compiled(schema: object) -> tuple[str, str]:
     options = {"whitespace_pattern": WHITE_SPACE, "lenient": False, "coerce_one_of": False}
     grammar = llguidance().LLMatcher.grammar_from_json_schema(text, overrides=options)
     return grammar, problem(grammar)
+
+
+def _simplified(schema: object) -> object:
+    """The schema without `propertyNames` that all keys match, which Zod writes for its records."""
+    if not isinstance(schema, Mapping):
+        return schema
+    found: dict[Any, Any] = {}
+    for name, value in schema.items():
+        if name in _OF_SCHEMAS and isinstance(value, Mapping):
+            found[name] = {key: _simplified(part) for key, part in value.items()}
+        elif name in _LISTS and isinstance(value, list | tuple):
+            found[name] = [_simplified(part) for part in value]
+        elif name != "propertyNames" or value not in _ANY_NAME:
+            found[name] = value if name in ANNOTATIONS or name == "const" else _simplified(value)
+    return found
 
 
 def _longest(schema: object) -> int:

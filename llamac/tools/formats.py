@@ -259,7 +259,7 @@ FORMATS: dict[str, Format] = {
         Format(
             "seed",
             (
-                Region("reasoning", r"<seed:think>", r"</seed:think>", at_start=True),
+                Region(*("reasoning", r"<seed:think>(?:<seed:cot_budget_reflect>)?", r"</seed:think>"), at_start=True),
                 Region(
                     *("calls", r"(?:<seed:tool_call>\s*)?<function=(?P<name>[^>\n]+)>"),
                     close=r"</function>(?:\s*</seed:tool_call>)?",
@@ -388,7 +388,11 @@ FORMATS: dict[str, Format] = {
         ),
         Format(
             "granite",
-            (*THINKING, Region("calls", r"(?:<\|tool_call\|>|<tool_call>)", "", "json")),
+            (
+                *THINKING,
+                Region("calls", r"(?:<\|tool_call\|>|<tool_call>)", "", "json"),
+                Region("content", r"</tool_call>"),
+            ),
             (("<|tool_call|>",), ("<|start_of_role|>", "<tool_call>[")),
             Writing(_JSON_CALL, None, ", ", "<|tool_call|>[", "]", trigger="<|tool_call|>"),
         ),

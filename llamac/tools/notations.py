@@ -29,6 +29,9 @@ _ALL = set().union(*_KEYWORDS.values())
 QUOTE = '"'
 IS_STRING = "IS_STRING"  # in a tag before a value: true, or false for JSON
 EQUALS = "="  # between a keyword argument and its value
+_ANYTHING = r"(.|\n)*"
+_PARTS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)  # of a pattern
+_SLASHES = re.compile(r"\\.|/", re.DOTALL)
 _NO_STRINGS = ["number", "boolean", "null", "array", "object"]
 _ANY: Schema = {"type": ["string", *_NO_STRINGS]}
 _NAME = "/[A-Za-z_][A-Za-z0-9_]{0,30}/"
@@ -280,13 +283,31 @@ def _text(rules: Rules, schema: Schema, tags: Sequence[str]) -> str:
     space, tag, after = tags[2:]
     parts = []
     if isinstance(schema.get("pattern"), str):
-        searched = schema["pattern"].replace("/", r"\/")
-        start, end = ("" if searched.startswith("^") else r"(.|\n)*"), ("" if searched.endswith("$") else r"(.|\n)*")
-        parts.append(f"/{start}({searched.removeprefix('^').removesuffix('$')}){end}/")
+        parts.append(f"/{'|'.join(map(_anywhere, _split(schema['pattern'])))}/")
     if "minLength" in schema or "maxLength" in schema:
         parts.append(rf"/(.|\n){{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}/")
     body = " & ".join(parts)
     return f"{rules.until(space + tag if body else tag, body)} {rules.literals(after)}"
+
+
+def _split(pattern: str) -> list[list[str]]:
+    """The alternatives of a pattern as lists of characters, escapes and character classes. Slashes are escaped."""
+    alternatives: list[list[str]] = [[]]
+    depth = 0
+    for part in _PARTS.findall(pattern):
+        depth += (part == "(") - (part == ")")
+        if part == "|" and depth == 0:
+            alternatives.append([])
+        else:
+            alternatives[-1].append(_SLASHES.sub(lambda found: r"\/" if found[0] == "/" else found[0], part))
+    return alternatives
+
+
+def _anywhere(parts: list[str]) -> str:
+    """A pattern of whole texts for one that is searched for, which only anchors tie to a text's beginning and end."""
+    begins, ends = parts[:1] == ["^"], parts[-1:] == ["$"]
+    inner = "".join(parts[begins : len(parts) - ends])
+    return f"{'' if begins else _ANYTHING}({inner}){'' if ends else _ANYTHING}"
 
 
 def _without_strings(schema: Schema) -> Schema | None:

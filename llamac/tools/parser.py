@@ -15,11 +15,12 @@ from typing import NamedTuple
 
 from llamac.tools.formats import Format, Kind, Region
 from llamac.tools.message import ID, Delta, Message, ToolCall, ToolCallDelta, parsed_arguments
-from llamac.tools.patterns import PARTIAL, Partial, Pattern, after_last, pattern
+from llamac.tools.patterns import PARTIAL, Found, Partial, Pattern, after_last, pattern
 from llamac.tools.readers import READERS, Reader, Schemas
 
 NOT_AN_OBJECT = "the arguments are not a JSON object"
 PROMPT_TAIL = 200  # characters at the end of a prompt in which reasoning can be opened
+MAX_END = 500  # characters behind the last call that are waited for, to know whether it has ended
 SHOWN = 60  # characters of a text that a note quotes
 
 
@@ -192,9 +193,32 @@ class MessageParser:
             found = tag.match(self._buffer, at, final=final, starts=self._starts)
             if isinstance(found, Partial):
                 return found
+            if found is not None and self._reader is not None and self._reader.closing:
+                belongs = self._belongs_to_value(found.end, self._reader.closing, final)
+                if isinstance(belongs, Partial):
+                    return belongs
+                if belongs:
+                    continue
             if found is not None and found.end > at and (best is None or found.end > best.end):
                 best = _Tag(found.end, region, found.groups)
         return best
+
+    def _belongs_to_value(self, at: int, closing: str, final: bool) -> bool | Partial:
+        """Whether a value that has not been closed goes on behind a tag that ends calls; PARTIAL if this is not known.
+
+        Models write such tags in values, and also leave out the text that closes a value. It goes on if this text
+        follows before another call begins, or any text that is too long for the end of an answer.
+        """
+        place = self._buffer.find(closing, at)
+        end = len(self._buffer) if place < 0 else place
+        opens = [tag for tag, region in self._opens if region.kind == "calls" and not region.bare]
+        for begin in range(at, end):
+            char = self._buffer[begin]
+            if any(tag.may_start_with(char) and isinstance(tag.match(self._buffer, begin), Found) for tag in opens):
+                return False
+        if place >= 0 or end - at > MAX_END:
+            return True
+        return bool(self._buffer[at:].strip()) if final else PARTIAL
 
     def _tags(self) -> list[tuple[Pattern, Region]]:
         """The tags that count now."""

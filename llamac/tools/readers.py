@@ -47,11 +47,14 @@ class Reader:
     Attributes:
         is_done: Whether the calls are complete, so that what follows is not part of them.
         in_string: Whether the next characters belong to a string, so that tags in them end nothing.
+        closing: The text that ends the value that is being read. A tag that ends the calls belongs to this value if
+            this text follows it. "": no value, or one without such a text.
         is_cut: Whether the text ends before the closing tag. Set before `end`.
     """
 
     is_done = False
     in_string = False
+    closing = ""
     is_cut = False
 
     def __init__(self, sink: Sink, groups: Groups, schemas: Schemas, options: Options) -> None:
@@ -351,7 +354,10 @@ class ParametersReader(Reader):
         self._text += char
         if self._text.endswith(self._tags[3]):
             self._take(self._text[: -len(self._tags[3])])
-            self._text = ""
+            self._text = self.closing = ""
+        elif not self.closing and self._text.endswith(self._tags[2] or self._tags[1]):
+            key, closing, value = self._text.partition(self._tags[0])[2].partition(self._tags[1])
+            self.closing = self._tags[3] if key and closing and self._tags[2] in value else ""
 
     def end(self) -> None:
         """The text of the calls has ended."""
@@ -449,8 +455,8 @@ class PythonReader(Reader):
         elif self._quote:
             self._escaped = char == "\\"
             self._quote = "" if char == self._quote else self._quote
-        elif char in "'\"":
-            self._quote = char
+        elif char in "'\"#":
+            self._quote = "\n" if char == "#" else char  # a comment ends with its line
         elif char in "([{":
             self._depth += 1
         elif char in ")]}":

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass, field, make_dataclass
 from typing import Annotated, Any, Literal, Optional, TypedDict, Union
 
 import pytest
 
 import llamac
-from llamac.errors import ArgumentTypeError
-from llamac.guided.schemas import type_schema
+from llamac.errors import ArgumentError, ArgumentTypeError
+from llamac.guided.schemas import schema_grammar, type_schema
 
 
 class Color(enum.Enum):
@@ -108,6 +109,23 @@ def test_classes_of_one_name_stay_apart() -> None:
         {"type": "integer"},
         {"type": "string"},
     ]
+
+
+def test_names_of_properties_that_can_be_any_are_no_condition() -> None:
+    """Zod describes records with them; other conditions are refused."""
+    record = {"type": "object", "additionalProperties": {"type": "integer"}}
+    where: list[Callable[[Any], Any]] = [
+        lambda schema: schema,
+        lambda schema: {"properties": {"a": schema, "propertyNames": {"type": "string"}}},
+        lambda schema: {"anyOf": [schema, {"type": "null"}]},
+        lambda schema: {"$ref": "#/$defs/R", "$defs": {"R": schema}},
+    ]
+    for placed in where:
+        expected = schema_grammar(placed(record))
+        for names in (True, {}, {"type": "string"}):
+            assert schema_grammar(placed({**record, "propertyNames": names})) == expected
+        with pytest.raises(ArgumentError, match="'propertyNames' is not supported"):
+            schema_grammar(placed({**record, "propertyNames": {"pattern": "^a"}}))
 
 
 def test_an_annotation_without_a_type_is_an_error() -> None:

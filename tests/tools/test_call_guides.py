@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from typing import Any
 
 import numpy as np
@@ -200,6 +201,28 @@ def test_dsml_says_whether_a_value_is_a_string(part: Any, value: str, expected: 
     assert fits(constraint, tokenizer, text)
     [call] = parse(form, tools, text).tool_calls
     assert call.parsed == {"a": expected}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matching", "other"),
+    [
+        (r"^https?:\/\/x$", "https://x", "xhttps://x"),
+        ("^[^/]+/$", "a/", "a"),
+        (r"\$", "1 $ or", "1"),
+        (r"^a\\$", "a\\", "a\\$"),
+        ("^a|b$", "ay", "y"),
+        ("^a|b$", "xb", "bx"),
+        ("^(?:a|b)$", "b", "ab"),
+        ("^[|(]$", "|", "a"),
+    ],
+)
+def test_texts_between_tags_match_their_pattern(pattern: str, matching: str, other: str) -> None:
+    tools = tools_of({"properties": {"a": {"type": "string", "pattern": pattern}}, "required": ["a"]})
+    guide = calls_guide(FORMATS["qwen3-coder"], tools, vocabulary(()), parallel=False)
+    for text, is_allowed in ((matching, True), (other, False)):
+        assert (re.search(pattern, text) is not None) is is_allowed
+        call = f"<tool_call>\n<function=do_it>\n<parameter=a>\n{text}\n</parameter>\n</function>\n</tool_call>"
+        assert fits(Constraint(guide, vocabulary(()), [EOS], []), vocabulary(()), call) is is_allowed, text
 
 
 @pytest.mark.parametrize("name", [name for name in FORCED if FORMATS[name].writing.trigger])

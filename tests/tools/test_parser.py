@@ -187,6 +187,18 @@ def test_ids_of_kimi_have_the_name_and_count_the_calls_of_the_conversation() -> 
     assert parse("kimi", [text], taken=["x", "functions.weather:2"]).tool_calls[0].id != "functions.weather:2"
 
 
+def test_a_long_text_behind_a_closing_tag_belongs_to_the_value() -> None:
+    parser = MessageParser(FORMATS["qwen3-coder"])
+    parser.push("<function=f>\n<parameter=a>\nx")
+    for piece in ("</function>", *["." * 10] * 100):
+        parser.push(piece)
+    assert parser.message.tool_calls[0].arguments == ""
+    parser.push("\n</parameter>\n</function>")
+    parser.finish()
+    [call] = parser.message.tool_calls
+    assert (call.arguments, call.error) == ('{"a": "x</function>' + "." * 1000 + '"}', None)
+
+
 def test_the_time_is_linear() -> None:
     parser = MessageParser(FORMATS["qwen3-coder"])
     for _ in range(400):
