@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import os
+import re
 import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -17,7 +18,7 @@ from llamac.errors import ArgumentError
 from llamac.guided.guides import Guide
 from llamac.guided.vocabulary import check_matcher, vocabulary_of
 from llamac.interrupt import WAIT_S
-from llamac.text.reasoning import TAGS
+from llamac.text.reasoning import HEADS, TAGS, TOKEN_TAGS
 from llamac.text.tokenizer import Tokenizer
 
 WORKERS = 2
@@ -65,8 +66,8 @@ class Constraint:
         self._forced: list[int] | None = None  # tokens from here on; None: not known
         self._shortest: int | None = None  # tokens of a short text of the grammar; None: no draw has been prepared
         self._ending_tokens: list[int] = []  # the rest of the completion that has begun
-        self._closing = b""  # the tag that ends the running reasoning
-        self._openings: dict[int, bytes] = {}  # tokens that may begin the reasoning, and what ends it
+        self._closing: re.Pattern[bytes] | None = None  # the tag that ends the running reasoning
+        self._openings: dict[int, re.Pattern[bytes]] = {}  # tokens that may begin the reasoning, and what ends it
         self._tail = b""
         self._is_stopped = bool(self._matcher.is_stopped())
         self._read_tags(tokenizer, prompt)
@@ -81,14 +82,25 @@ class Constraint:
 
     def _read_tags(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
         text = tokenizer.decode(prompt[-PROMPT_TAIL:], skip_special=False, start=False).rstrip()
-        for opening, closing in TAGS.items():
-            if text.endswith(opening):
-                self._closing = closing.encode()
-            token = tokenizer.id_of(opening)
-            if token is not None and not text.endswith(tuple(TAGS.values())):
-                self._openings[token] = closing.encode()
+        pairs = {**TAGS, **TOKEN_TAGS}
+        is_closed = text.endswith(tuple(pairs.values()))
+        for opening, closing in pairs.items():
+            end = re.compile(HEADS.get(opening, re.escape(closing)).encode())
+            if text.endswith(opening.rstrip()):
+                self._closing = end
+            token = self._beginning(tokenizer, opening)
+            if token is not None and not is_closed:
+                self._openings[token] = end
         if self._closing:
             self._openings = {}
+
+    def _beginning(self, tokenizer: Tokenizer, tag: str) -> int | None:
+        """The token that begins an opening tag; None if the vocabulary has none, or the grammar has the tag itself."""
+        if tag in TAGS:
+            return tokenizer.id_of(tag)
+        first = tokenizer.encode(tag, parse_special=True)[0]
+        is_mark = tokenizer.token_bytes(first).endswith((b">", b"]"))
+        return first if is_mark and not self._matcher.validate_tokens([first]) else None
 
     # ---- what may come next
 
@@ -146,11 +158,12 @@ class Constraint:
         if token in self._openings:
             self._closing = self._openings[token]
             self._openings = {}
+            self._tail = self._tokenizer.token_bytes(token)
             return
         if self._closing:
             self._tail = (self._tail + self._tokenizer.token_bytes(token))[-64:]
-            if self._closing in self._tail:
-                self._closing = b""
+            if self._closing.search(self._tail):
+                self._closing = None
                 self._prepare()
             return
         self._openings = {}

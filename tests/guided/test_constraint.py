@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from answer_tokens import EOS, MARKS, vocabulary
 
 import llamac
 from llamac import ArgumentError, UnsupportedError
@@ -268,6 +269,40 @@ def test_prompts_can_open_and_close_the_reasoning(end: str, is_free: bool, think
     for token in thinking.encode("So it is.</think>") if is_free else []:
         constraint.accept(token)
     assert constraint.forced() == thinking.encode("yes")[0]
+
+
+@pytest.mark.parametrize(
+    ("form", "begin", "reasoning", "end"),
+    [
+        ("mistral", "[THINK]", "Is it so?", "[/THINK]"),
+        ("gemma4", "<|channel>", "thought\nIs it so?", "<channel|>"),
+        ("harmony", "<|channel|>", "final", "<|message|>"),
+        ("harmony", "<|channel|>", "final <|constrain|>json", "<|message|>"),
+        (
+            "harmony",
+            "<|channel|>",
+            "analysis<|message|>Is it so?<|end|><|start|>assistant<|channel|>final",
+            "<|message|>",
+        ),
+    ],
+)
+def test_reasoning_between_special_tokens_is_free(form: str, begin: str, reasoning: str, end: str) -> None:
+    tokenizer = vocabulary((*MARKS[form], "[THINK]", "[/THINK]"))
+    constraint = Constraint(llamac.Choice(["yes"]), tokenizer, [EOS], [])
+    opening = tokenizer.id_of(begin)
+    assert opening is not None
+    assert opening in allowed(constraint, tokenizer)
+    constraint.accept(opening)
+    for token in tokenizer.encode(reasoning + end, parse_special=True):
+        assert constraint.is_free
+        constraint.accept(token)
+    assert not constraint.is_free
+    assert constraint.forced() == tokenizer.encode("yes")[0]
+
+
+def test_tags_that_are_no_tokens_begin_no_reasoning() -> None:
+    constraint = Constraint(llamac.Choice(["yes"]), vocabulary(()), [EOS], [])
+    assert constraint.forced() == vocabulary(()).encode("yes")[0]
 
 
 def test_an_answer_without_reasoning_forbids_it_later(thinking: Tokenizer) -> None:

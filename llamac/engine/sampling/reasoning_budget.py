@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from llamac.errors import ArgumentError
-from llamac.text.reasoning import TAGS
+from llamac.text.reasoning import TAGS, TOKEN_TAGS
 
 if TYPE_CHECKING:
     from llamac.engine.model import Model
 
+CLOSING_TAGS = {**TAGS, **TOKEN_TAGS}  # by the opening ones
 LOOK_BACK = 32  # number of tokens at the end of a prompt that are searched for an opening tag
 
 
@@ -39,7 +40,7 @@ class ReasoningBudget:
         self._is_over = False
         self.forced: list[int] = []
         tail = b"".join(map(self._bytes_of, prompt[-LOOK_BACK:])).rstrip()
-        opened = next((tag for tag in TAGS if tail.endswith(tag.encode())), None)
+        opened = next((tag for tag in CLOSING_TAGS if tail.endswith(tag.rstrip().encode())), None)
         if opened is not None:
             self._open(opened)
 
@@ -55,11 +56,11 @@ class ReasoningBudget:
             self._check()
             return
         text = self._text.lstrip()
-        opened = next((tag for tag in TAGS if text.startswith(tag.encode())), None)
+        opened = next((tag for tag in CLOSING_TAGS if text.startswith(tag.encode())), None)
         if opened is not None:
             self._text = text[len(opened) :]
             self._open(opened)
-        elif not any(tag.encode().startswith(text) for tag in TAGS):
+        elif not any(tag.encode().startswith(text) for tag in CLOSING_TAGS):
             self._is_over = True
 
     def _bytes_of(self, token: int) -> bytes:
@@ -70,7 +71,7 @@ class ReasoningBudget:
             return b""
 
     def _open(self, tag: str) -> None:
-        self._closing, self._left = TAGS[tag].encode(), self._limit
+        self._closing, self._left = CLOSING_TAGS[tag].encode(), self._limit
         self._check()
 
     def _check(self) -> None:

@@ -20,6 +20,10 @@ from llamac.errors import ArgumentError
         ("<think>ab</think>xyz", 30, "<think>ab</think>xyz"),
         ("  <think>abcdefgh</think>", 2, "  <think>ab</think>"),
         ("<think>ab</think>xyz", 4, "<think>ab</think>xyz"),  # used up within the closing tag
+        ("[THINK]abcdefgh[/THINK]xyz", 3, "[THINK]abc[/THINK]"),
+        ("<|channel|>analysis<|message|>abcdefgh<|end|>", 3, "<|channel|>analysis<|message|>abc<|end|>"),
+        ("<|channel|>final<|message|>abcdefgh<|end|>", 3, "<|channel|>final<|message|>abcdefgh<|end|>"),
+        ("<|channel>thought\nabcdefgh<channel|>xyz", 3, "<|channel>thought\nabc<channel|>"),
         ("no tags here <think>abcdef", 2, "no tags here <think>abcdef"),
     ],
 )
