@@ -37,6 +37,8 @@ _SIMPLE: dict[Any, Schema] = {
 _OF_SCHEMAS = frozenset(("properties", "patternProperties", "$defs", "definitions"))  # keywords with named schemas
 _LISTS = frozenset(("allOf", "anyOf", "oneOf", "prefixItems"))
 _DEFINITIONS = ("$defs", "definitions")
+# Pydantic's pattern of decimal numbers, and the same one without look-ahead.
+_SAME_PATTERNS = {r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?(\d+\.?\d*|\.\d+)$"}
 _ANY_NAME: tuple[Any, ...] = (True, {}, {"type": "string"})  # values of propertyNames that all keys match
 
 
@@ -66,7 +68,7 @@ def _compiled(schema: object) -> tuple[str, str]:
     """The grammar of a schema, and what is wrong with it."""
     try:
         text = checked_text(json.dumps(schema, allow_nan=False, ensure_ascii=False), "the JSON schema")
-        if '"propertyNames"' in text:
+        if '"propertyNames"' in text or '"^(?!' in text:
             text = json.dumps(_simplified(schema), ensure_ascii=False)
     except TypeError as error:
         return "", f"not JSON: {error}"
@@ -78,7 +80,7 @@ def _compiled(schema: object) -> tuple[str, str]:
 
 
 def _simplified(schema: object) -> object:
-    """The schema without `propertyNames` that all keys match, which Zod writes for its records."""
+    """The schema without `propertyNames` that all keys match and without look-ahead, as Zod and Pydantic write them."""
     if not isinstance(schema, Mapping):
         return schema
     found: dict[Any, Any] = {}
@@ -87,6 +89,8 @@ def _simplified(schema: object) -> object:
             found[name] = {key: _simplified(part) for key, part in value.items()}
         elif name in _LISTS and isinstance(value, list | tuple):
             found[name] = [_simplified(part) for part in value]
+        elif name == "pattern" and isinstance(value, str):
+            found[name] = _SAME_PATTERNS.get(value, value)
         elif name != "propertyNames" or value not in _ANY_NAME:
             found[name] = value if name in ANNOTATIONS or name == "const" else _simplified(value)
     return found
@@ -215,9 +219,12 @@ class _Definitions:
 def _hints(kind: type) -> dict[str, Any]:
     """The type of each key."""
     try:
-        return typing.get_type_hints(kind)
+        hints = typing.get_type_hints(kind)
     except NameError as error:
         raise ArgumentTypeError(f"{kind.__qualname__} has an annotation that cannot be evaluated: {error}") from None
+    if not dataclasses.is_dataclass(kind):
+        return hints
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind) if field.init}
 
 
 def _required(kind: Any) -> list[str]:
@@ -225,7 +232,8 @@ def _required(kind: Any) -> list[str]:
     if not dataclasses.is_dataclass(kind):
         return [key for key in kind.__annotations__ if key in kind.__required_keys__]
     missing = dataclasses.MISSING
-    return [f.name for f in dataclasses.fields(kind) if f.default is missing and f.default_factory is missing]
+    fields = [field for field in dataclasses.fields(kind) if field.init]
+    return [field.name for field in fields if field.default is missing and field.default_factory is missing]
 
 
 def _schema_of(kind: Any, definitions: _Definitions) -> Schema:
@@ -241,6 +249,8 @@ def _schema_of(kind: Any, definitions: _Definitions) -> Schema:
     if isinstance(kind, type) and (dataclasses.is_dataclass(kind) or typing.is_typeddict(kind)):
         return definitions.reference(kind)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if not arguments and origin in _SIMPLE and kind != tuple[()]:  # typing.List and the like
+        return dict(_SIMPLE[origin])
     if origin is typing.Literal:
         return {"enum": list(arguments)}
     if origin in (typing.Union, types.UnionType):

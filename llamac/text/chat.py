@@ -23,7 +23,6 @@ Message = Mapping[str, Any]
 
 WITH_TOOLS = "tool_use"  # the name of the template for conversations with tools
 MAX_DEPTH = 100  # of nested lists and dicts in a template's variables
-TOKEN_VARIABLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # The fields of a message that can have the model's reasoning. Templates read the first two.
 REASONING = ("reasoning_content", "thinking", "reasoning")
 # A loop over the parts of a message's content, and a test of its type.
@@ -154,8 +153,8 @@ class ChatTemplate:
     ) -> list[PromptRun]:
         """Render a conversation like `render`, and split the prompt into runs with and without special tokens.
 
-        A special token counts only if the template wrote its name. Names in messages, tools, documents and other
-        variables are ordinary text, no matter how the template transforms them.
+        A special token counts only if the template wrote its name, or the name of one of `special_tokens`. Names in
+        messages, tools, documents and other variables are ordinary text, no matter how the template transforms them.
 
         Args:
             messages: As for `render`.
@@ -172,7 +171,7 @@ class ChatTemplate:
         from llamac.text import chat_process, chat_runs
 
         request = self._request(messages, **options)
-        trusted = [name for name in request.variables if name in self.special_tokens or name in TOKEN_VARIABLES]
+        trusted = [name for name, value in request.variables.items() if self.special_tokens.get(name) == value]
         rendered, origins = chat_process.render_tracked(request.template, request.variables, trusted)
         prompt = request.prompt(rendered)
         prompt, origins = request.restored(prompt, origins[: len(prompt)])

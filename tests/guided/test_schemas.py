@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import enum
+import random
+import re
+import typing
 from collections.abc import Callable
 from dataclasses import dataclass, field, make_dataclass
 from typing import Annotated, Any, Literal, Optional, TypedDict, Union
@@ -49,6 +52,8 @@ class Options(Entry, total=False):
         (list, {"type": "array"}),
         (list[int], {"type": "array", "items": {"type": "integer"}}),
         (tuple[str, ...], {"type": "array", "items": {"type": "string"}}),
+        (typing.List, {"type": "array"}),  # noqa: UP006
+        (typing.Dict, {"type": "object"}),  # noqa: UP006
         (tuple[()], {"type": "array", "prefixItems": [], "minItems": 0, "maxItems": 0}),
         (dict[str, None], {"type": "object", "additionalProperties": {"type": "null"}}),
         (dict[str, Any], {"type": "object", "additionalProperties": {}}),
@@ -95,6 +100,18 @@ def test_dataclasses_are_closed_objects_that_can_contain_themselves() -> None:
     assert repr(llamac.Json(Tree)) == "llamac.Json(Tree)"
 
 
+def test_only_what_the_constructor_takes_is_a_key() -> None:
+    @dataclass
+    class Point:
+        unit: typing.ClassVar[str] = "m"
+        x: int
+        norm: float = field(init=False, default=0.0)
+
+    schema = type_schema(Point)
+    [found] = schema["$defs"].values()
+    assert (found["properties"], found["required"]) == ({"x": {"type": "integer"}}, ["x"])
+
+
 def test_typed_dicts_have_optional_keys() -> None:
     schema = type_schema(Options)["$defs"]["Options"]
     assert schema["required"] == ["n"]
@@ -126,6 +143,18 @@ def test_names_of_properties_that_can_be_any_are_no_condition() -> None:
             assert schema_grammar(placed({**record, "propertyNames": names})) == expected
         with pytest.raises(ArgumentError, match="'propertyNames' is not supported"):
             schema_grammar(placed({**record, "propertyNames": {"pattern": "^a"}}))
+
+
+def test_the_pattern_of_pydantics_decimal_numbers_needs_no_look_ahead() -> None:
+    of_pydantic = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"
+    same = r"^[+-]?(\d+\.?\d*|\.\d+)$"
+    patterns = [{"anyOf": [{"type": "number"}, {"type": "string", "pattern": each}]} for each in (of_pydantic, same)]
+    assert len({schema_grammar(schema) for schema in patterns}) == 1
+    draw = random.Random(1)
+    for size in range(7):
+        for _ in range(300):
+            number = "".join(draw.choices("+-.019", k=size))
+            assert bool(re.search(same, number)) == bool(re.search(of_pydantic, number)), number
 
 
 def test_an_annotation_without_a_type_is_an_error() -> None:

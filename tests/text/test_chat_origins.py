@@ -142,6 +142,14 @@ def test_data_cannot_write_special_tokens(form: str) -> None:
     assert ids(joined, messages) == [BOS, *plain, EOS]
 
 
+@pytest.mark.parametrize("name", ["bos_token", "pad_token"])
+def test_variables_of_the_caller_are_data_also_under_the_name_of_a_token(name: str) -> None:
+    template = f"{{{{ {name} }}}}{{{{ eos_token }}}}"
+    message = [{"role": "user", "content": "a"}]
+    assert ids(template, message, **{name: "</s>"}) == [*TOKENIZER.encode("</s>"), EOS]
+    assert ids("{{ bos_token }}", message, bos_token="<s>") == [BOS]  # the model's own
+
+
 def test_special_token_names_in_tools_documents_and_variables_are_text() -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"</s>": {"type": "<s>"}}}}}]
     template = "{{ bos_token }}{{ tools | tojson }}{{ documents[0].title }}{{ note }}{{ eos_token }}"
