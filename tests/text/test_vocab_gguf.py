@@ -293,7 +293,10 @@ def test_gguf_raw_bpe_tokenizer_is_read() -> None:
 def test_gguf_tokens_that_end_an_answer_are_known_by_name(names: list[str], stops: list[str]) -> None:
     values = dict(raw_bpe_gguf())
     tokens, types = (values[f"tokenizer.ggml.{key}"][2] for key in ("tokens", "token_type"))
-    more = {"tokens": ("[", "s", [*tokens, *names]), "token_type": ("[", "i", [*types, *[3] * len(names)])}
+    more: dict[str, Any] = {
+        "tokens": ("[", "s", [*tokens, *names]),
+        "token_type": ("[", "i", [*types, *[3] * len(names)]),
+    }
     tokenizer = from_gguf(raw_bpe_gguf(**more))
     assert [tokenizer.token_bytes(token).decode() for token in tokenizer.special.stop_ids] == ["<turn|>", *stops]
 
