@@ -25,6 +25,7 @@ ROPE_KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 NTK_ALPHA = "ntk_alpha"  # what "dynamic" with a number alpha means in Hunyuan
 # Types that only some families have (`Family.rope_names`): "ntk" of gte's own code.
 ROPE_KEYS_OF_FAMILIES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {"ntk_fixed": (("factor",), ())}
+IGNORED = {"yarn": ("attn_factor",)}  # keys of a type that transformers ignores; other programs read this one
 WITH_ORIGINAL_CONTEXT = ("yarn", "longrope", "llama3")
 ORIGINAL_CONTEXT = "original_max_position_embeddings"
 QUERY_BETA = "llama_4_scaling_beta"
@@ -197,7 +198,7 @@ class _Reader:
         self._original_context(inner, kind, parameters)
         dim = self._rotated_dims(inner, kind, part)
         for key in inner.unused():
-            if key in ANY_ROPE_KEY:
+            if key in ANY_ROPE_KEY or key in IGNORED.get(kind, ()):
                 self.warnings.append(f"config.json: {key} has no effect for RoPE of type {kind!r}: ignored")
             else:
                 inner.unknown(key)

@@ -213,6 +213,19 @@ def test_the_scaling_that_all_layers_of_modernbert_share_is_read_once() -> None:
     assert (message.count("rope_scaling.factor is"), message.count("rope_scaling.mystery is")) == (1, 1)
 
 
+def test_a_factor_of_yarn_that_transformers_ignores_has_no_effect() -> None:
+    """DeepSeek-R1-0528-Qwen3-8B has it."""
+    yarn = {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 32}
+    warnings: list[str] = []
+    (table,) = hf_config.parse_config(changed(LLAMA, rope_scaling={**yarn, "attn_factor": 0.878}), warnings).ropes
+    assert warnings == ["config.json: attn_factor has no effect for RoPE of type 'yarn': ignored"]
+    (plain,) = parse(changed(LLAMA, rope_scaling=yarn)).ropes
+    np.testing.assert_array_equal(table.inv_freq, plain.inv_freq)
+    assert table.attention_factor == plain.attention_factor
+    with pytest.raises(ExportError, match=r"attn_factor is 0\.878: llamac does not know this key"):
+        parse(changed(LLAMA, rope_scaling={"rope_type": "linear", "factor": 2.0, "attn_factor": 0.878}))
+
+
 def test_defaults_match_transformers() -> None:
     transformers = pytest.importorskip("transformers")
     sizes = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
