@@ -48,12 +48,14 @@ class LazyTensor:
         blocks: Of a matrix that the source stores in GGUF's blocks of a dtype that flat files have, too:
             blocks(first, last) returns rows [first, last) of them, shape (last - first, bytes of a row), uint8.
             Otherwise None.
+        is_exact: Whether `dtype` holds the numbers exactly. It does not hold the sums of a merged adapter.
     """
 
     shape: tuple[int, ...]
     dtype: str
     read: Callable[[int, int], Floats]
     blocks: Callable[[int, int], Blocks] | None = None
+    is_exact: bool = True
 
     @classmethod
     def of(cls, numbers: Floats) -> LazyTensor:
@@ -187,7 +189,7 @@ class LazyTensor:
                 raise ExportError(f"tensor {name} holds numbers that are not finite: the source is damaged")
             return rows
 
-        return LazyTensor(self.shape, self.dtype, read, self.blocks)
+        return replace(self, read=read)
 
     def chunks(self, multiple: int = 16) -> Iterator[tuple[int, Floats]]:
         """Yield (first row, rows) in order, about CHUNK_BYTES each.

@@ -207,4 +207,5 @@ def _fidelity(plan: Plan) -> probes.Fidelity:
     slots = [slot for slot in plan.slots if slot.is_matrix]
     if not all(slot.dtype in FLOATS for slot in slots):
         return "quantized"
-    return "exact" if all(slot.tensor.dtype == slot.dtype for slot in slots) else "rounded"
+    is_exact = all(slot.tensor.dtype == slot.dtype and slot.tensor.is_exact for slot in slots)
+    return "exact" if is_exact else "rounded"

@@ -89,7 +89,7 @@ def _with_factors(name: str, base: LazyTensor, changes: Sequence[tuple[Factors, 
                 total *= magnitudes.read(first, last)[:, None] / norms
         return total.astype(np.float32)
 
-    return LazyTensor(base.shape, base.dtype, read)
+    return LazyTensor(base.shape, base.dtype, read, is_exact=base.dtype == "f32")
 
 
 def _column_norms(base: LazyTensor, added: Callable[[int, int], Doubles]) -> Callable[[], Doubles]:

@@ -19,6 +19,7 @@ from golden.make import relative_errors
 from golden.make_adapters import adapter_files, adapter_logits, peft_files, peft_logits, write_adapter, write_base
 from golden.make_families import family_checkpoint
 from golden.tiny_checkpoints import random_tensor, write_safetensors
+from llamac.engine.inspection.probe_replay import replay_probes
 from llamac.errors import UnsupportedError
 from llamac.export.convert import export
 from llamac.format.flatfile import FlatFile
@@ -119,6 +120,15 @@ def test_adapter_rows_keep_f32_precision_in_a_16_bit_model(base: Callable[[str],
     with adapted, merged:
         assert relative_errors(adapted.logits(case.ids), expected).max() <= TOLERANCE
         assert relative_errors(merged.logits(case.ids), expected).max() <= TOLERANCE
+
+
+def test_a_merged_adapter_is_rounded_in_a_16_bit_model(base: Callable[[str], Path], tmp_path: Path) -> None:
+    """The file gets the model's dtype. Its probes have the logits of the sums, which bf16 does not hold exactly."""
+    export(base("llama"), tmp_path / "bf16", to="hf", dtype="bf16")
+    adapter = write_adapter(tmp_path / "adapter", "llama")
+    assert export(tmp_path / "bf16", tmp_path / "merged.bin", lora=adapter).dtype == "bf16"
+    with llamac.load(tmp_path / "merged.bin") as model:
+        assert {result.status for result in replay_probes(model)} == {"identical"}
 
 
 @pytest.mark.parametrize("names", [("dora", "llama"), ("llama", "dora"), ("dora", "saved"), ("tokens", "head")])
