@@ -89,7 +89,8 @@ def _with_factors(name: str, base: LazyTensor, changes: Sequence[tuple[Factors, 
                 total *= magnitudes.read(first, last)[:, None] / norms
         return total.astype(np.float32)
 
-    return LazyTensor(base.shape, base.dtype, read, is_exact=base.dtype == "f32")
+    dtype = "f32" if base.dtype == "t2" else base.dtype  # three values cannot hold the sums
+    return LazyTensor(base.shape, dtype, read, is_exact=dtype == "f32")
 
 
 def _column_norms(base: LazyTensor, added: Callable[[int, int], Doubles]) -> Callable[[], Doubles]:
@@ -112,8 +113,8 @@ def _with_rows(base: LazyTensor, ids: list[int], rows: LazyTensor) -> LazyTensor
         result[[ids[index] - first for index in inside]] = rows.array()[inside]
         return result
 
-    halves = base.dtype in ("f16", "bf16")
-    return LazyTensor(base.shape, "f32" if halves and rows.dtype != base.dtype else base.dtype, read)
+    narrow = base.dtype in ("f16", "bf16", "t2")
+    return LazyTensor(base.shape, "f32" if narrow and rows.dtype != base.dtype else base.dtype, read)
 
 
 def _with_bias(base: LazyTensor | None, bias: LazyTensor, scale: float) -> LazyTensor:

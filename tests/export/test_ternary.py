@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from adapter_samples import small_adapter
 from numpy.typing import NDArray
 
 import llamac
@@ -34,6 +35,7 @@ from llamac.export import reference
 from llamac.export.convert import export
 from llamac.export.hf import model as hf
 from llamac.export.hf.safetensors_file import read_safetensors
+from llamac.export.lora import merge, read_adapter
 
 MATRIX = "model.layers.1.mlp.down_proj.weight"
 SHAPE = (40, 52)
@@ -167,6 +169,19 @@ def test_damaged_tensors_are_errors(
     (tmp_path / "config.json").write_text((folders["packed"] / "config.json").read_text())
     with pytest.raises(ExportError, match=message):
         hf.read(tmp_path, []).tensors["layers.1.ffn_down.weight"].array()
+
+
+def test_a_merged_adapter_makes_a_ternary_matrix_f32(folders: dict[str, Path], tmp_path: Path) -> None:
+    """Three values per matrix cannot hold the sums."""
+    adapter = small_adapter(tmp_path / "adapter")
+    base = hf.read(folders["packed"], [])
+    name = "layers.0.attn_q.weight"
+    expected = merge(base, [(read_adapter(adapter, "bitnet", base.config), 1.0)]).tensors[name].array()
+    export(folders["packed"], tmp_path / "merged.bin", lora=adapter, probe_source=None)
+    with llamac.load(tmp_path / "merged.bin") as model:
+        dtypes = {tensor.name: tensor.dtype for tensor in model.file.tensors}
+        assert (dtypes[name], dtypes["layers.0.attn_k.weight"]) == ("f32", "t2")
+        np.testing.assert_array_equal(model.file.tensor(name), expected)
 
 
 def test_llama_has_ternary_weights_too(folders: dict[str, Path], tmp_path: Path) -> None:
