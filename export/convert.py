@@ -311,8 +311,8 @@ def _export(
 def _merge_adapters(checkpoint: Checkpoint, options: ExportOptions) -> Checkpoint:
     from llamac.export.lora import merge, read_adapter
 
-    architecture, config = checkpoint.metadata.get("architecture"), checkpoint.config
-    return merge(checkpoint, [(read_adapter(folder, architecture, config), scale) for folder, scale in options.lora])
+    model = checkpoint.metadata.get("architecture"), checkpoint.config, checkpoint.metadata.get("config")
+    return merge(checkpoint, [(read_adapter(folder, *model), scale) for folder, scale in options.lora])
 
 
 def _within_budget(options: ExportOptions, checkpoint: Checkpoint, out: Path, progress: Progress) -> ExportOptions:

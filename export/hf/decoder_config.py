@@ -20,7 +20,7 @@ from llamac.export.hf.family_parts import NOT_APPLIED
 from llamac.export.hf.keys import LIMITS, Keys
 from llamac.export.hf.latent_config import attention_factor, latent_attention, minicpm_scales, rotated_part
 from llamac.export.hf.layers_config import layers_of
-from llamac.export.hf.mamba_config import MAMBA_BIASES, check_rotated, expert_width, mamba_model, multipliers
+from llamac.export.hf.mamba_config import MAMBA_BIASES, Factor, check_rotated, expert_width, mamba_model, multipliers
 from llamac.export.hf.parsed_config import HfConfig
 from llamac.export.hf.query_config import scaled_queries
 from llamac.export.hf.rope import FULL, SLIDING, RopeParameters, refuse_scaling, rope_parameters, states_base
@@ -82,7 +82,7 @@ def parse_decoder(keys: Keys, family: Family, checked: AbstractSet[str], warning
         heads = Heads(1, latent.head_dim)  # one KV head, which all heads share
         layers = [replace(layer, **latent.fields()) for layer in layers]
     scaled = scaled_queries(keys, ropes)
-    factors = multipliers(keys, row, layers) | score_factors(keys, family) | shared_factors(keys, row)
+    factors = weight_factors(keys, family, layers)
     fields |= cross_encoder(keys, family, dim)
     pooling = pooling_of(keys, family)
     warnings += _not_applied(keys, family)
@@ -113,6 +113,12 @@ def parse_decoder(keys: Keys, family: Family, checked: AbstractSet[str], warning
         mtp_layer=mtp_layer,
         slopes=slopes,
     )
+
+
+def weight_factors(keys: Keys, family: Family, layers: Sequence[LayerConfig]) -> dict[str, Factor]:
+    """What multiplies the checkpoint's tensors, or each of their rows, by the ends of their canonical names."""
+    row = family.keys
+    return multipliers(keys, row, layers) | score_factors(keys, family) | shared_factors(keys, row)
 
 
 def _independent_fields(keys: Keys, family: Family, warnings: list[str]) -> dict[str, Any]:

@@ -416,7 +416,7 @@ def _canonical(family: Family, config: HfConfig, stored: Stored, names: dict[str
         raise ExportError("the tensors do not match config.json:\n  " + "\n  ".join(collected.problems))
     found = {name: in_order(family, name, tensor, config.model) for name, tensor in collected.all().items()}
     found = {
-        name: _multiplied(tensor, config.factors.get(".".join(name.split(".")[-2:]), 1.0))
+        name: multiplied(tensor, config.factors.get(".".join(name.split(".")[-2:]), 1.0))
         for name, tensor in found.items()
     }
     return found | plain_norms(family, shapes) | _zeros(family, shapes)
@@ -428,7 +428,7 @@ def _adds_nothing(name: str, tensor: StoredTensor) -> bool:
     return is_bias and not tensor.lazy().array().any()
 
 
-def _multiplied(tensor: LazyTensor, factor: Factor) -> LazyTensor:
+def multiplied(tensor: LazyTensor, factor: Factor) -> LazyTensor:
     """A tensor multiplied by a number, or each of its rows by one."""
     if isinstance(factor, float):
         return tensor if factor == 1 else tensor.times(factor)

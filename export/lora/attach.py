@@ -35,8 +35,9 @@ def attach(file: FlatFile, adapters: Sequence[tuple[Path, float]]) -> None:
             `read_adapter`.
         ExportError: As in `read_adapter`.
     """
-    config, architecture = model_config(file), file.metadata.get("architecture")
-    read = [(read_adapter(folder, architecture, config), strength) for folder, strength in adapters]
+    config, metadata = model_config(file), file.metadata
+    model = metadata.get("architecture"), config, metadata.get("config")
+    read = [(read_adapter(folder, *model), strength) for folder, strength in adapters]
     found = [(adapter, strength) for adapter, strength in read if strength != 0]
     buffer = file.buffer
     base = Checkpoint(config, lazy_tensors(file, lambda offset, count: buffer[offset : offset + count]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,13 @@ from numpy.typing import NDArray
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export.checkpoint import LazyTensor, ModelConfig
 from llamac.export.hf.collected import Collected, Place, collect
+from llamac.export.hf.config import parse_config
+from llamac.export.hf.decoder_config import weight_factors
 from llamac.export.hf.families import ENCODERS, FAMILIES, HEAD
 from llamac.export.hf.family import Family
-from llamac.export.hf.model import canonical_shapes, in_order
+from llamac.export.hf.keys import Keys
+from llamac.export.hf.mamba_config import Factor
+from llamac.export.hf.model import canonical_shapes, in_order, multiplied
 from llamac.export.hf.safetensors_file import read_safetensors
 from llamac.export.hf.torch_file import read_torch
 from llamac.export.lora import config
@@ -53,13 +57,14 @@ _ROLES = {
 _TRANSPOSED = {"a": "b", "b": "a"}
 
 
-def read_adapter(folder: Path, architecture: Any, model: ModelConfig) -> Adapter:
+def read_adapter(folder: Path, architecture: Any, model: ModelConfig, source_config: Any = None) -> Adapter:
     """Read a PEFT directory.
 
     Args:
         folder: The directory.
         architecture: The name of the model's family, as in a flat file's metadata.
         model: The config of the model.
+        source_config: The content of the model's config.json, also from the metadata. None if it is unknown.
 
     Raises:
         UnsupportedError: If the adapter's config has unsupported fields, or the family is unknown.
@@ -76,7 +81,8 @@ def read_adapter(folder: Path, architecture: Any, model: ModelConfig) -> Adapter
     if architecture not in families:
         known = ", ".join(sorted(families))
         raise UnsupportedError(f"the model's architecture is {architecture!r}: adapters are supported for {known}")
-    reading = _Reading(settings, families[architecture], model)
+    family = families[architecture]
+    reading = _Reading(settings, family, model, _weight_factors(family, model, source_config))
     for name, tensor in _read_weights(folder).items():
         reading.sort(name, tensor)
     adapter = reading.adapter(folder.resolve().name)
@@ -86,6 +92,15 @@ def read_adapter(folder: Path, architecture: Any, model: ModelConfig) -> Adapter
     if not (adapter.factors or adapter.replaced or adapter.replaced_rows):
         raise ExportError(f"the adapter {folder} has no tensors: it changes nothing")
     return adapter
+
+
+def _weight_factors(family: Family, model: ModelConfig, source_config: Any) -> Mapping[str, Factor | None]:
+    """What the importer multiplies the model's tensors by, by the ends of their names. None: it is unknown."""
+    names = weight_factors(Keys({}), family, model.layers)
+    if names and isinstance(source_config, dict):
+        return parse_config(source_config, []).factors
+    embeddings = (EMBEDDING, OUTPUT) if "lm_head_multiplier" in family.keys else ()  # GGUF files have these multiplied
+    return dict.fromkeys((*names, *embeddings))
 
 
 def _read_weights(folder: Path) -> dict[str, StoredTensor]:
@@ -119,10 +134,17 @@ class _Target:
 class _Reading:
     """Assigns the tensors of an adapter to the modules of a family, and collects everything that does not fit."""
 
-    def __init__(self, settings: config.AdapterConfig, family: Family, model: ModelConfig) -> None:
+    def __init__(
+        self,
+        settings: config.AdapterConfig,
+        family: Family,
+        model: ModelConfig,
+        weight_factors: Mapping[str, Factor | None],
+    ) -> None:
         self._settings = settings
         self._model = model
         self._family = family
+        self._weight_factors = weight_factors
         self._shapes = canonical_shapes(replace(model, tied_output=False))
         self._modules = {
             module.full_name("weight", **index).removesuffix(".weight"): (module, index)
@@ -264,7 +286,7 @@ class _Reading:
                 rows = self._shapes[part][0]
                 read = _expert_reader(cached_b, first, expert, n)
                 expert_a = a.rows(expert * rank, (expert + 1) * rank).lazy()
-                expert_b = LazyTensor((rows, rank), expert_a.dtype, read)
+                expert_b = self._multiplied(part, LazyTensor((rows, rank), expert_a.dtype, read))
                 found.factors[part] = Factors(expert_a, expert_b, self._settings.scale(target.key))
                 first += rows
 
@@ -279,7 +301,7 @@ class _Reading:
                 if (name, kind) in self._whole:
                     self._collect(collected, name, self._whole[name, kind][1], kind, 0)
         self.problems += collected.problems
-        found = self._in_order(collected.all())
+        found = self._as_imported(collected.all())
         for part, tensor in found.items():
             if tensor.shape != self._shapes[part]:
                 self.problems.append(f"missing: some heads of {part}")
@@ -305,18 +327,32 @@ class _Reading:
             elif tensor.shape != (len(ids), columns):
                 self.problems.append(f"misshaped: {name} has rows {tensor.shape}, expected {(len(ids), columns)}")
             else:
-                found[part] = (ids, tensor.lazy())
+                found[part] = (ids, self._multiplied(part, tensor.lazy()))
         return found
 
     def _parts(self, name: str, tensor: StoredTensor, kind: str, columns: int | None) -> dict[str, LazyTensor]:
         collected = Collected()
         self._collect(collected, name, tensor, kind, columns)
         self.problems += collected.problems
-        return self._in_order(collected.all())
+        return self._as_imported(collected.all(), lengths=columns is None)
 
-    def _in_order(self, tensors: dict[str, LazyTensor]) -> dict[str, LazyTensor]:
-        """The tensors with their rows in the order of the canonical pairs of RoPE."""
-        return {name: in_order(self._family, name, tensor, self._model) for name, tensor in tensors.items()}
+    def _as_imported(self, tensors: dict[str, LazyTensor], *, lengths: bool = False) -> dict[str, LazyTensor]:
+        """The tensors with their rows in the order of the canonical pairs of RoPE, multiplied as the model's."""
+        return {
+            name: self._multiplied(name, in_order(self._family, name, tensor, self._model), lengths=lengths)
+            for name, tensor in tensors.items()
+        }
+
+    def _multiplied(self, name: str, tensor: LazyTensor, *, lengths: bool = False) -> LazyTensor:
+        """A tensor, or the lengths of its rows, times what the importer multiplies the model's by."""
+        factor = self._weight_factors.get(".".join(name.split(".")[-2:]), 1.0)
+        if factor is None:
+            self.problems.append(
+                f"unsupported: {name} is multiplied by a number of config.json, which the model file does not state: "
+                "use a file that was imported from the model's Hugging Face directory"
+            )
+            return tensor
+        return multiplied(tensor, np.abs(factor) if lengths else factor)
 
     def _collect(self, collected: Collected, name: str, tensor: StoredTensor, kind: str, columns: int | None) -> None:
         """Split a module's tensor into canonical parts.

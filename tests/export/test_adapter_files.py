@@ -393,6 +393,62 @@ def test_factors_follow_rows_that_the_importer_permutes(tmp_path: Path, name: st
         np.testing.assert_allclose(merged.tensors[part].array(), tensor.array(), atol=1e-5, err_msg=part)
 
 
+@pytest.mark.parametrize("is_dora", [False, True])
+@pytest.mark.parametrize("name", ["falcon_h1", "cohere2_moe"])
+def test_factors_follow_weights_that_the_importer_multiplies(tmp_path: Path, name: str, is_dora: bool) -> None:
+    """And so do biases and magnitudes."""
+    folder = family_checkpoint(tmp_path / "m", FAMILY_CASES[name])
+    base = hf.read(folder, [])
+    weights, numbers = checkpoint_tensors(folder), np.random.default_rng(3)
+    tensors: dict[str, NDArray[np.float32]] = {}
+    for key, weight in checkpoint_tensors(folder).items():
+        if key.endswith("_proj.bias"):
+            tensors[f"{PREFIX}{key}"] = weights[key] = numbers.standard_normal(weight.shape).astype(np.float32)
+        elif key.endswith("_proj.weight") and weight.ndim == 2:
+            module = f"{PREFIX}{key.removesuffix('.weight')}"
+            a, b = (
+                numbers.standard_normal(shape).astype(np.float32) for shape in ((2, weight.shape[1]), (len(weight), 2))
+            )
+            tensors |= {f"{module}.lora_A.weight": a, f"{module}.lora_B.weight": b}
+            weights[key] = weight + 2 * b @ a
+            if is_dora:
+                tensors[f"{module}.lora_magnitude_vector"] = np.abs(b[:, 0])
+                weights[key] *= np.abs(b[:, :1]) / np.linalg.norm(weights[key], axis=1, keepdims=True)
+    adapter = small_adapter(tmp_path / "a", {"use_dora": is_dora}, tensors)
+    merged = merge(base, [(read_adapter(adapter, name, base.config, base.metadata["config"]), 1.0)])
+    changed = family_checkpoint(tmp_path / "changed", FAMILY_CASES[name])
+    write_safetensors(changed / "model.safetensors", weights)
+    for part, tensor in hf.read(changed, []).tensors.items():
+        np.testing.assert_allclose(merged.tensors[part].array(), tensor.array(), atol=1e-5, err_msg=part)
+    for source, out in ((folder, "base.bin"), (changed, "changed.bin")):
+        export(source, tmp_path / out, dtype="f32", probe_source=None)
+    adapted = llamac.load(tmp_path / "base.bin", kv_dtype="f32", lora=adapter)
+    with adapted, llamac.load(tmp_path / "changed.bin", kv_dtype="f32") as model:
+        np.testing.assert_allclose(adapted.logits([1, 2, 3]), model.logits([1, 2, 3]), atol=1e-3)
+
+
+def test_weights_whose_multipliers_are_unknown_cannot_be_adapted(tmp_path: Path) -> None:
+    """In models from GGUF files, which do not state them."""
+    module = f"{PREFIX}model.layers.1.self_attn.q_proj"
+    a, b = np.ones((2, 40), np.float32), np.ones((48, 2), np.float32)
+    adapter = small_adapter(tmp_path / "a", {}, {f"{module}.lora_A.weight": a, f"{module}.lora_B.weight": b})
+    base = parse_config(FAMILY_CASES["cohere2_moe"].config, []).model
+    assert read_adapter(adapter, "cohere2_moe", base).factors.keys() == {"layers.1.attn_q.weight"}
+    base = parse_config(FAMILY_CASES["falcon_h1"].config, []).model
+    problem = (
+        r"unsupported: layers\.1\.attn_q\.weight is multiplied by a number of config\.json, which .* does not state"
+    )
+    with pytest.raises(ExportError, match=problem):
+        read_adapter(adapter, "falcon_h1", base)
+    tensors = {f"{PREFIX}lm_head.weight": np.ones((base.vocab_size, 40), np.float32)}
+    with pytest.raises(ExportError, match=r"output\.weight is multiplied by a number of config\.json"):
+        read_adapter(small_adapter(tmp_path / "b", {}, tensors), "falcon_h1", base)
+    tensors = {f"{PREFIX}model.embed_tokens.token_adapter.trainable_tokens_delta": np.ones((1, 40), np.float32)}
+    adapter = small_adapter(tmp_path / "c", {"trainable_token_indices": [5]}, tensors)
+    with pytest.raises(ExportError, match=r"token_embedding\.weight is multiplied by a number of config\.json"):
+        read_adapter(adapter, "falcon_h1", base)
+
+
 def test_parameters_of_gpt_oss_and_the_embedding_of_nanochat_cannot_be_adapted(tmp_path: Path) -> None:
     base = parse_config(FAMILY_CASES["gpt_oss"].config, []).model
     key = f"{PREFIX}model.layers.0.mlp.experts"
