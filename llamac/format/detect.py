@@ -97,7 +97,7 @@ def model_at(path: Path) -> Path:
     """
     if path.is_dir():
         check_links(path)
-    if path.is_dir() and not (path / "config.json").exists():
+    if path.is_dir() and not _has_weights(path):
         models = gguf_models(file.name for file in path.iterdir() if file.is_file())
         if len(models) > 1:
             names = ", ".join(parts[0] for parts in models.values())
@@ -109,6 +109,11 @@ def model_at(path: Path) -> Path:
             check_links(path.parent)
             return path.parent
     return path
+
+
+def _has_weights(folder: Path) -> bool:
+    """Whether a directory is a Hugging Face directory with weights. A config.json can also lie beside a GGUF file."""
+    return (folder / "config.json").exists() and any((folder / name).is_file() for name in HF_WEIGHTS)
 
 
 def gguf_models(names: Iterable[str]) -> dict[str, list[str]]:

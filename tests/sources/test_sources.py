@@ -68,6 +68,18 @@ def test_a_folder_with_one_gguf_model_denotes_it(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"name one of them: m-00001-of-00002\.gguf, n\.gguf$"):
         resolve(tmp_path)
     (tmp_path / "config.json").touch()
+    (tmp_path / "model.safetensors").touch()
+    assert resolve(tmp_path).path == tmp_path
+
+
+def test_a_config_without_weights_does_not_hide_the_gguf_model(tmp_path: Path) -> None:
+    """Repositories of GGUF files can have one."""
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    assert resolve(tmp_path).path == tmp_path
+    (tmp_path / "m.Q4_K_M.gguf").write_bytes(b"GGUF")
+    assert resolve(tmp_path).path == tmp_path / "m.Q4_K_M.gguf"
+    assert resolve(tmp_path / "config.json").path == tmp_path / "config.json"
+    (tmp_path / "pytorch_model.bin.index.json").touch()
     assert resolve(tmp_path).path == tmp_path
 
 
