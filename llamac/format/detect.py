@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -123,15 +124,20 @@ def gguf_models(names: Iterable[str]) -> dict[str, list[str]]:
         names: File names. Image encoders ("mmproj") and importance matrices ("imatrix") are ignored.
 
     Returns:
-        Maps each model's name, without a part number, to the names of its files.
+        Maps each model's name to the names of its files. The name of a split model has no part number, unless another
+        model has the name without it: then it is that of the first part.
     """
-    found: dict[str, list[str]] = {}
+    found: dict[tuple[str, int | None], list[str]] = {}  # by the name without endings and the number of parts
     for name in sorted(names):
         if not name.endswith(".gguf") or "mmproj" in name.lower() or "imatrix" in name.lower():
             continue
         part = parse_part_name(name)
-        found.setdefault(part.stem + ".gguf" if part else name, []).append(name)
-    return found
+        found.setdefault(part or (name.removesuffix(".gguf"), None), []).append(name)
+    stems = Counter(stem for stem, _ in found)
+    return {
+        f"{stem}.gguf" if n_parts is None or stems[stem] == 1 else files[0]: files
+        for (stem, n_parts), files in found.items()
+    }
 
 
 def is_foreign(path: Path) -> bool:

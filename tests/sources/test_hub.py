@@ -129,6 +129,22 @@ def test_a_gguf_file_is_chosen_by_type_or_name(name: str, files: list[str]) -> N
 
 
 @pytest.mark.parametrize(
+    ("name", "files"),
+    [
+        ("hf:o/n/big-Q8_0.gguf", ["big-Q8_0.gguf"]),
+        (f"hf:o/n/{PARTS[0]}", PARTS),
+        ("hf:o/n/big-Q8_0-00002-of-00003.gguf", ["big-Q8_0-00002-of-00003.gguf"]),
+    ],
+)
+def test_an_exact_name_selects_among_gguf_models_of_the_same_name(name: str, files: list[str]) -> None:
+    names = [*GGUFS, "big-Q8_0.gguf", "big-Q8_0-00002-of-00003.gguf"]
+    assert chosen(name, names) == files
+    several = f"3 GGUF files for 'Q8_0'; it has {PARTS[0]}, big-Q8_0-00002-of-00003.gguf, big-Q8_0.gguf$"
+    with pytest.raises(HubError, match=several):
+        chosen("hf:o/n:Q8_0", names)
+
+
+@pytest.mark.parametrize(
     ("name", "files", "message"),
     [
         ("hf:o/n", GGUFS, "several models.*a-Q4_K_M.gguf, a-Q4_K_S.gguf, big-Q8_0.gguf, sub/a.q6_k.gguf"),

@@ -83,6 +83,16 @@ def test_a_config_without_weights_does_not_hide_the_gguf_model(tmp_path: Path) -
     assert resolve(tmp_path).path == tmp_path
 
 
+def test_a_whole_gguf_file_and_splits_of_the_same_name_are_different_models(tmp_path: Path) -> None:
+    splits = [f"m-0000{number}-of-0000{n}.gguf" for n in (2, 3) for number in range(1, n + 1)]
+    for name in ("m.gguf", *splits):
+        (tmp_path / name).write_bytes(b"GGUF")
+    names = r"name one of them: m-00001-of-00002\.gguf, m-00001-of-00003\.gguf, m\.gguf$"
+    with pytest.raises(ExportError, match=names):
+        resolve(tmp_path)
+    assert resolve(tmp_path / "m.gguf").path == tmp_path / "m.gguf"
+
+
 def test_a_missing_path_that_looks_like_a_built_in_model_gets_advice() -> None:
     for name, near in (("storys", "stories"), ("help", "helper")):
         with pytest.raises(FileNotFoundError, match=f"; did you mean the built-in model {near}\\?"):
