@@ -18,8 +18,8 @@ Check = Callable[[Any], bool]
 
 # Fields that do not change what a trained adapter computes.
 _INERT_NAMES = """
-    auto_mapping base_model_name_or_path revision inference_mode peft_version peft_type task_type lora_dropout
-    fan_in_fan_out bias loftq_config eva_config runtime_config save_embedding_layers qalora_group_size megatron_core
+    auto_mapping base_model_name_or_path revision inference_mode peft_type task_type lora_dropout fan_in_fan_out bias
+    loftq_config eva_config runtime_config save_embedding_layers qalora_group_size megatron_core
 """
 _INERT = frozenset(_INERT_NAMES.split())
 # Initializations that do not change the base model's weights. The others (PiSSA, OLoRA, CorDA, LoRA-GA, LoftQ) do, and
@@ -60,6 +60,7 @@ _FIELDS: dict[str, tuple[Check, str]] = {
     "use_dora": _FLAG,
     "lora_bias": _FLAG,
     "ensure_weight_tying": _FLAG,
+    "peft_version": (lambda value: isinstance(value, str), "a str"),
     "target_modules": _NAMES,
     "exclude_modules": _NAMES,
     "layers_to_transform": (lambda value: type(value) is int or _is_ids(value), "an integer or a list of integers"),
@@ -100,6 +101,12 @@ class AdapterConfig:
     def lora_bias(self) -> bool:
         """Whether every target's B has a bias."""
         return bool(self._values.get("lora_bias"))
+
+    @property
+    def version(self) -> tuple[int, ...] | None:
+        """The version of PEFT that wrote the adapter, if the config states it."""
+        numbers = re.match(r"(\d{1,9})\.(\d{1,9})\.(\d{1,9})", self._values.get("peft_version", ""))
+        return tuple(map(int, numbers.groups())) if numbers else None
 
     def rank(self, key: str) -> int:
         """The rank of a module's or parameter's factors."""

@@ -273,22 +273,68 @@ class _Reading:
                 found.biases[part] = (numbers, scale)
 
     def _add_experts(self, found: Adapter, name: str, target: _Target, a: StoredTensor, b: StoredTensor) -> None:
-        """Split the factors of all experts: a has the experts' rows consecutively, b their columns interleaved."""
+        """Split the factors of all experts: a has the experts' rows consecutively, b their columns interleaved.
+
+        Factors a and b of a transposed matrix are the transposed factors b and a of the matrix.
+        """
         n = len(target.experts)
         parts = [[self._canonical(module) for module in modules] for modules in target.experts]
-        if not self._fits(name, target, a, b, [self._shapes[part] for part in parts[0]], n):
+        is_turned = self._is_turned(name, target, a, b)
+        if is_turned is None:
+            return
+        if not is_turned and not self._fits(name, target, a, b, [self._shapes[part] for part in parts[0]], n):
             return
         rank = a.shape[0] // n
         cached_b = functools.partial(self._cached, b)
         for expert, names in enumerate(parts):
-            first = 0
+            own_a = a.rows(expert * rank, (expert + 1) * rank)
+            expert_a = own_a.lazy()
+            dtype, first = expert_a.dtype, 0
+            if is_turned:
+                expert_a = LazyTensor((rank, b.shape[0]), dtype, _turned_reader(cached_b, expert, n))
             for part in names:
                 rows = self._shapes[part][0]
-                read = _expert_reader(cached_b, first, expert, n)
-                expert_a = a.rows(expert * rank, (expert + 1) * rank).lazy()
-                expert_b = self._multiplied(part, LazyTensor((rows, rank), expert_a.dtype, read))
+                expert_b = LazyTensor((rows, rank), dtype, _expert_reader(cached_b, first, expert, n))
+                if is_turned:
+                    expert_b = own_a.transposed.rows(first, first + rows).lazy()
+                expert_b = self._multiplied(part, expert_b)
                 found.factors[part] = Factors(expert_a, expert_b, self._settings.scale(target.key))
                 first += rows
+
+    def _is_turned(self, name: str, target: _Target, a: StoredTensor, b: StoredTensor) -> bool | None:
+        """Whether factors of all experts are those of the transposed matrices, as before PEFT 0.19.1. None: unclear.
+
+        If the shapes fit both, other experts' shapes decide, or else PEFT's version.
+        """
+        fitting = self._layouts(target)
+        if len(fitting) == 2:
+            others = [self._layouts(other) for other in self._targets.values() if other.experts]
+            fitting = set().union(*[one for one in others if len(one) == 1]) or self._layouts_of_version()
+        if len(fitting) < 2:
+            return True in fitting
+        self.problems.append(
+            f"unclear: {name} has factors {a.shape} and {b.shape}, which fit the matrices and the transposed ones: set "
+            f"peft_version in {config.NAME} to the version of PEFT that trained them"
+        )
+        return None
+
+    def _layouts(self, target: _Target) -> set[bool]:
+        """What `_is_turned` can be by the shapes of the factors."""
+        shapes = [self._shapes[self._canonical(module)] for module in target.experts[0]]
+        rows, columns = sum(shape[0] for shape in shapes), shapes[0][-1]
+        rank = len(target.experts) * self._settings.rank(target.key)
+        found = tuple(tensor.shape for role, tensor in sorted(target.tensors.items()) if role in _TRANSPOSED)
+        needed = {False: ((rank, columns), (rows, rank)), True: ((rank, rows), (columns, rank))}
+        return {is_turned for is_turned, both in needed.items() if both == found}
+
+    def _layouts_of_version(self) -> set[bool]:
+        """What `_is_turned` can be by PEFT's version."""
+        version, turned = self._settings.version, self._family.fused_turned
+        if turned == "always":
+            return {version == (0, 19, 0)}
+        is_old = version is not None and version < (0, 19, 1)
+        # old versions of transformers have tensors (experts, inputs, outputs) in the families that differ by shape
+        return {False, True} if version is None or (is_old and turned == "by_shape") else {is_old}
 
     def _canonical(self, name: str) -> str:
         module, index = self._modules[name]
@@ -369,6 +415,11 @@ class _Reading:
             return
         module = module if columns == 0 else replace(module, transposed=False, plus_one=False)
         collect(collected, Place(module, shapes, self._model, index["l"]), f"{name}.{kind}", tensor)
+
+
+def _turned_reader(whole: Callable[[], Floats], expert: int, n: int) -> Callable[[int, int], Floats]:
+    """A function that reads columns expert, expert + n, ... as rows."""
+    return lambda first, last: whole()[:, expert::n].T[first:last]
 
 
 def _expert_reader(whole: Callable[[], Floats], start: int, expert: int, n: int) -> Callable[[int, int], Floats]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +122,7 @@ WRONG: dict[str, list[Any]] = {
     "use_dora": [1, {}],
     "lora_bias": ["all"],
     "ensure_weight_tying": [1],
+    "peft_version": [0.18, ["0.18.1"]],
     "target_modules": [5, [5], {"a": 1}],
     "exclude_modules": [True, [None]],
     "layers_to_transform": ["1", [1.0], True],
@@ -467,6 +470,60 @@ def test_parameters_of_gpt_oss_and_the_embedding_of_nanochat_cannot_be_adapted(t
     }
     with pytest.raises(ExportError, match="surplus: the embedding is adapted, which this family norms"):
         read_adapter(small_adapter(tmp_path / "b", {}, factors), "nanochat", base)
+
+
+def expert_adapter(
+    folder: Path, ffn: int, old: bool, leaves: Sequence[str] = ("gate_up_proj", "down_proj"), **fields: str
+) -> tuple[Path, dict[str, Any]]:
+    """Write an adapter of tensors of layer 1 with 5 experts, width 40. Returns it, and what it adds to each tensor.
+
+    old: Whether PEFT took their shapes as (experts, inputs, outputs), as before its version 0.19.1.
+    """
+    shapes, numbers = {"gate_up_proj": (2 * ffn, 40), "down_proj": (40, ffn)}, np.random.default_rng(3)
+    tensors: dict[str, NDArray[np.float32]] = {}
+    sums: dict[str, Any] = {}
+    for leaf in leaves:
+        inputs, outputs = shapes[leaf] if old else shapes[leaf][::-1]
+        a, b = (numbers.standard_normal(shape).astype(np.float32) for shape in ((10, inputs), (outputs, 10)))
+        key = f"{PREFIX}model.layers.1.mlp.experts{'' if leaf == leaves[-1] else '.base_layer'}"
+        tensors |= {f"{key}.lora_A.weight": a, f"{key}.lora_B.weight": b}
+        order = "eio" if old else "eoi"
+        sums[leaf] = 2 * np.einsum(f"ore,eri->{order}", b.reshape(outputs, 2, 5), a.reshape(5, 2, inputs))
+    config = {"target_modules": [], "target_parameters": [*leaves], **fields}
+    return small_adapter(folder, config, tensors), sums
+
+
+def check_experts(adapter: Adapter, sums: dict[str, Any]) -> None:
+    for expert, (name, parts) in itertools.product(range(5), PARTS_OF_EXPERTS.items()):
+        if name in sums:
+            factors = [adapter.factors[f"layers.1.experts.{expert}.{part}.weight"] for part in parts]
+            found = np.concatenate([one.scale * one.b.array() @ one.a.array() for one in factors])
+            np.testing.assert_allclose(found, sums[name][expert], rtol=1e-4, atol=1e-4)
+
+
+PARTS_OF_EXPERTS = {"gate_up_proj": ("ffn_gate", "ffn_up"), "down_proj": ("ffn_down",)}
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_experts_of_old_and_new_versions_of_peft_are_read(tmp_path: Path, old: bool) -> None:
+    """Old ones adapt the transposed matrices."""
+    adapter, sums = expert_adapter(tmp_path / "a", 24, old)
+    check_experts(read_adapter(adapter, "qwen3_moe", parse_config(FAMILY_CASES["qwen3_moe"].config, []).model), sums)
+
+
+def test_experts_whose_shapes_fit_both_layouts_are_those_of_the_other_experts_or_of_the_version(tmp_path: Path) -> None:
+    """As in OLMoE-1B-7B and MiniMax M2: the experts' gate and up are as wide as the model together."""
+    base = parse_config({**FAMILY_CASES["olmoe"].config, "intermediate_size": 20}, []).model
+    for old in (False, True):
+        adapter, sums = expert_adapter(tmp_path / "a", 20, old)
+        check_experts(read_adapter(adapter, "olmoe", base), sums)
+    for version, old in (("0.18.1", True), ("0.19.0", True), ("0.19.1", False), ("0.20.0", False)):
+        adapter, sums = expert_adapter(tmp_path / "b", 20, old, ["gate_up_proj"], peft_version=version)
+        check_experts(read_adapter(adapter, "olmoe", base), sums)
+    adapter, _ = expert_adapter(tmp_path / "c", 20, False, ["gate_up_proj"])
+    problem = r"unclear: layers\.1\.mlp\.experts\.gate_up_proj has factors .* which fit .* set peft_version"
+    with pytest.raises(ExportError, match=problem):
+        read_adapter(adapter, "olmoe", base)
 
 
 def test_parts_of_a_stored_matrix_cannot_be_adapted(tmp_path: Path) -> None:
