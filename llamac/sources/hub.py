@@ -36,6 +36,7 @@ CONFIGURATION = (
 TEMPLATES = "additional_chat_templates/"
 MODULE_FILE = re.compile(r"(?P<folder>\d_\w+)/(config\.json|model\.safetensors|pytorch_model\.bin)")
 PICKLES = tuple(name for name in HF_WEIGHTS if ".bin" in name)
+ADAPTER = "adapter_model.safetensors"  # of LoRA
 SHOWN = 12  # names in a message
 REF_BYTES = 256  # more than a commit hash has
 
@@ -145,9 +146,9 @@ def choose(name: HubName, files: Iterable[str], read: Callable[[str], bytes]) ->
             raise HubError(f"{HUB}{name.repo} has {what} for {name.quant!r}{_candidates(fitting or models)}")
         return models[fitting[0]]
     weights = next((weights for weights in HF_WEIGHTS if weights in names), None)
-    if weights in PICKLES and any(other.endswith(".safetensors") for other in names):
-        weights = None  # never read pickles of a model that also has safetensors
-    if "config.json" in names and weights is not None:
+    # never read pickles of a model that also has safetensors
+    safe = [other for other in sorted(names) if _is_safe_model(other)] if weights in PICKLES else []
+    if "config.json" in names and weights is not None and not safe:
         extra = [other for other in sorted(names) if other in CONFIGURATION or other.startswith(TEMPLATES)]
         extra += _module_files(names)
         shards = _shards(name, weights, read(weights), names) if weights.endswith(".index.json") else []
@@ -159,10 +160,15 @@ def choose(name: HubName, files: Iterable[str], read: Callable[[str], bytes]) ->
             f"{HUB}{name.repo} has several models; select one with hf:ORG/NAME:QUANT or hf:ORG/NAME/FILE.gguf"
             f"{_candidates(models)}"
         )
-    raise HubError(
-        f"{HUB}{name.repo} has no model: neither config.json with {', '.join(HF_WEIGHTS)}, nor a GGUF file"
-        f"{_candidates(sorted(names))}"
-    )
+    what = f"neither config.json with {', '.join(HF_WEIGHTS)}, nor a GGUF file"
+    if "config.json" in names and safe:
+        what = f"{weights} is not read beside safetensors files ({', '.join(safe[:SHOWN])})"
+    raise HubError(f"{HUB}{name.repo} has no model: {what}{_candidates(sorted(names))}")
+
+
+def _is_safe_model(name: str) -> bool:
+    """Whether a safetensors file can have a model's weights: not those of an adapter or of a part in a folder."""
+    return name.endswith(".safetensors") and "/" not in name and name != ADAPTER
 
 
 def _module_files(names: set[str]) -> list[str]:

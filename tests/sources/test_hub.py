@@ -154,7 +154,11 @@ def test_an_exact_name_selects_among_gguf_models_of_the_same_name(name: str, fil
         ("hf:o/n", ["README.md", "x.onnx"], "has no model: .*; it has README.md, x.onnx"),
         ("hf:o/n", [], "has no model: .*it has no such file"),
         ("hf:o/n", ["model.safetensors"], "has no model"),
-        ("hf:o/n", ["config.json", "pytorch_model.bin", "other.safetensors"], "has no model"),
+        (
+            "hf:o/n",
+            ["config.json", "pytorch_model.bin", "other.safetensors"],
+            r"has no model: pytorch_model\.bin is not read beside safetensors files \(other\.safetensors\)",
+        ),
         ("hf:o/n", ["config.json", "model.safetensors.index.json"], "names missing files: x.safetensors"),
     ],
 )
@@ -184,6 +188,8 @@ def test_only_needed_files_are_chosen() -> None:
         "s-2.safetensors",
     ]
     assert chosen("hf:o/n", ["config.json", "pytorch_model.bin"]) == ["config.json", "pytorch_model.bin"]
+    others = ["adapter_model.safetensors", "2_Dense/model.safetensors", "onnx/x.safetensors"]
+    assert chosen("hf:o/n", ["config.json", "pytorch_model.bin", *others])[-1] == "pytorch_model.bin"
     assert chosen("hf:o/n", ["config.json", "model.safetensors", "x.gguf"])[-1] == "model.safetensors"
     assert chosen("hf:o/n", ["config.json", "x.gguf"]) == ["x.gguf"]
 
