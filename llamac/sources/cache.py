@@ -219,7 +219,7 @@ class Cache:
         """Whether a finished model was converted from files of these sizes, so perhaps from these files."""
         sizes = _sizes(files)
         paths: list[Path] = []
-        with contextlib.suppress(NotADirectoryError):  # a file in place of the folder: `converting` reports it
+        with contextlib.suppress(OSError):  # not a folder, or not this user's: `converting` reports it
             paths = [path for path in _regular_files(self._models) if path.suffix == ".json"]
         return any((self._read_note(path) or {}).get("sizes") == sizes for path in paths)
 

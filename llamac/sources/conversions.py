@@ -179,7 +179,7 @@ def _draft(cache: Cache, request: Request, files: Mapping[str, Path]) -> Draft |
 
 
 def cached_conversions(path: Path, cache_dir: CacheDir = None) -> list[Entry]:
-    """List the usable conversions of a source in the cache. Reads no file of the source."""
+    """List the usable conversions of a source in the cache; none if it cannot be read. Reads no file of the source."""
     cache = open_cache(cache_dir)
     if cache is None:
         return []
@@ -189,7 +189,9 @@ def cached_conversions(path: Path, cache_dir: CacheDir = None) -> list[Entry]:
     keys = {key_of(digests, *options) for options in choices} if digests else set()
     drafts = [draft_of(cache, path, files, options) for options in choices]
     keys |= {draft.key for draft in drafts if draft}
-    return [entry for entry in cache.entries() if entry.key in keys and entry.problem is None]
+    with contextlib.suppress(OSError):
+        return [entry for entry in cache.entries() if entry.key in keys and entry.problem is None]
+    return []
 
 
 def _read_ahead(request: Request) -> ReadAhead | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import tempfile
@@ -13,6 +14,7 @@ import pytest
 from gguf_samples import Type, spm_keys, write_gguf
 
 import llamac
+from commands import Command
 from golden.cases import CASES
 from golden.tiny_checkpoints import tensors
 from llamac.sources import cache, conversions, digests
@@ -108,6 +110,23 @@ def test_with_too_little_memory_it_is_converted_to_a_temporary_file(
     with llamac.load(source, cache_dir=False) as model:
         assert not np.isnan(model.logits([1, 2])).any()
     assert not conversions._fits_into_memory(source.parent)
+
+
+def test_a_cache_that_cannot_be_listed_is_reported_as_one_that_cannot_be_written(
+    source: Path, cache_folder: Path, llamac_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when another user has made the folder."""
+    expected = logits(source, cache_dir=False)
+
+    def refuse(folder: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+
+    monkeypatch.setattr(cache, "_regular_files", refuse)
+    with pytest.warns(UserWarning, match=r"the cache folder .* cannot be written \(Permission denied\)"):
+        assert logits(source) == expected
+    assert conversions.cached_conversions(source) == []
+    llamac_command("cache", "list").fails_with("models", "Permission denied")
+    llamac_command("cache", "prune").fails_with("models", "Permission denied")
 
 
 def test_an_interrupted_hash_ends(source: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
