@@ -508,17 +508,17 @@ def detect(template: str) -> Format | None:
 def is_tag(each: Format, token: str) -> bool:
     """Whether the name of a special token is a part of a format's tags, or of what its readers look for in calls."""
     return any(
-        pattern(region.open).spells(token) or pattern(region.close).spells(token) or _names(region.options, token)
+        pattern(region.open).spells(token) or pattern(region.close).spells(token) or _mentions(region.options, token)
         for region in each.regions
     )
 
 
-def _names(options: Any, text: str) -> bool:
+def _mentions(options: Any, text: str) -> bool:
     """Whether a text is a part of one of the texts and patterns among a reader's options."""
     if isinstance(options, Pattern):
         return options.spells(text)
     if isinstance(options, str):
         return text in options
     if isinstance(options, Mapping):
-        return any(_names(value, text) for value in options.values())
-    return isinstance(options, list | tuple) and any(_names(value, text) for value in options)
+        return any(_mentions(value, text) for value in options.values())
+    return isinstance(options, list | tuple) and any(_mentions(value, text) for value in options)
