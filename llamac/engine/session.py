@@ -84,7 +84,7 @@ class Session(Generating, Copyable, Savable, Closeable):
         self._model = model
         self._numerics = settings.numerics
         self._n_sequences = sequences
-        self._n_prompt = 0  # positions up to the end of the last prefill
+        self._n_prompt = 0  # positions of sequence 0 up to the end of the last prefill
         self._mu: float | None = None  # mirostat's state; None: no `sample` since the last prefill
         self._computes = _computes
         self._work = work_of(model)
@@ -336,6 +336,8 @@ class Session(Generating, Copyable, Savable, Closeable):
             OutOfMemoryError: If there is no memory for that. The sequence is shorter than `length`.
         """
         recurrent.truncate(self, length, sequence)
+        if sequence == 0:
+            self._n_prompt = min(self._n_prompt, self._core.length())
 
     def shift(self, begin: int, end: int, *, sequence: int = 0) -> None:
         """Remove the positions [begin, end) of a sequence. Later ones move down, and their keys are rotated to match.
@@ -349,6 +351,8 @@ class Session(Generating, Copyable, Savable, Closeable):
             DeviceError: If the device fails. The sequence can be empty then; `to` recomputes it.
         """
         self._recovering(lambda: self._core.shift(begin, end, sequence))
+        if sequence == 0:
+            self._removed(begin, end)
 
     def shortest_length(self, sequence: int = 0) -> int:
         """Return the shortest length to which `truncate` and forks can cut a sequence without computing anything.
@@ -426,6 +430,10 @@ class Session(Generating, Copyable, Savable, Closeable):
         self._run(self._rows(ids), None, (), None, hidden)
         self._n_prompt = self._core.length()
         self._mu = None
+
+    def _removed(self, begin: int, end: int) -> None:
+        """Note that a shift has removed positions of sequence 0."""
+        self._n_prompt -= len(range(self._n_prompt)[begin:end])
 
     def _prefill_missing(self, ids: array[int], hidden: States | None = None) -> int:
         """Make sequence 0 equal to `ids`, and store the logits of the last one for `sample`.

@@ -148,3 +148,33 @@ def test_a_budget_limits_all_sessions(model: llamac.Model) -> None:
     for wrong in (0, -1):
         with pytest.raises(ArgumentError, match="expected at least 1 byte"):
             model.kv_budget = wrong
+
+
+def test_copies_know_what_counts_as_generated(model: llamac.Model) -> None:
+    """The penalty favors the tokens that do."""
+    with model.session(sequences=2) as session:
+        session.prefill(some_ids(20))
+        session.step(200)
+        session.copy_sequence(0, 1, length=10)
+        for length in (None, 20, 10):
+            with session.fork(length=length) as forked:
+                forked.step(200)
+                assert forked.sample(presence_penalty=-100, temperature=0) == 200
+        session.copy_sequence(1, 0)
+        session.step(201)
+        assert session.sample(presence_penalty=-100, temperature=0) == 201
+
+
+def test_a_fork_continues_mirostat(model: llamac.Model) -> None:
+    with model.session() as session:
+        session.prefill(some_ids(20))
+        for seed in range(5):
+            session.step(session.sample(mirostat_tau=2, mirostat_eta=1, seed=seed))
+        with session.fork() as forked:
+            session.step(5)
+            forked.step(5)
+            seeds = range(20)
+            found, expected = (
+                [each.sample(mirostat_tau=2, mirostat_eta=1, seed=seed) for seed in seeds] for each in (forked, session)
+            )
+        assert found == expected

@@ -135,6 +135,33 @@ def test_moved_positions_are_not_reused_as_a_prefix(model: llamac.Model) -> None
         assert session.generate(session.tokens(), max_tokens=1).usage.cached_tokens == 14
 
 
+def test_the_rest_of_a_prompt_does_not_count_as_generated(model: llamac.Model) -> None:
+    """The penalty favors the tokens that do."""
+    ids = some_ids(20)
+    with model.session() as session:
+        session.prefill(ids)
+        session.shift(5, 10)
+        session.step(200)
+        assert session.sample(presence_penalty=-100, temperature=0) == 200
+        session.step(201)
+        session.shift(14, 16)  # the last token of the prompt and the first one after it
+        session.step(202)
+        session.truncate(15)
+        assert session.tokens() == [*ids[:5], *ids[10:19], 201]
+        session.step(201)
+        assert session.sample(presence_penalty=-100, temperature=0) == 201
+        session.truncate(10)
+        session.step(203)
+        assert session.sample(presence_penalty=-100, temperature=0) == 203
+
+
+def test_the_rest_of_a_prompt_after_a_generation_that_shifts(model: llamac.Model) -> None:
+    with model.session(context=32) as session:
+        found = session.generate(some_ids(20), max_tokens=14, temperature=0, ignore_eos=True, context_overflow="shift")
+        assert found.usage.shifted_tokens == 14
+        assert session.sample(presence_penalty=-100, logit_bias={250: 50}, temperature=0) in found.tokens
+
+
 def test_what_cannot_be_shifted_is_refused(model: llamac.Model, tiny_gpt2: Path, tmp_path: Path) -> None:
     with model.session() as session:
         session.eval(some_ids(20), logits=None)

@@ -38,6 +38,8 @@ class Copyable:
         except BaseException:
             forked.close()
             raise
+        if sequence == 0:
+            forked._n_prompt, forked._mu = min(session._n_prompt, forked.length()), session._mu
         return forked
 
     def to(self, device: str) -> Session:
@@ -78,3 +80,5 @@ class Copyable:
         """
         session = cast("Session", self)
         recurrent.fork(session, session.length(source) if length is None else length, source, session, target)
+        if target == 0:
+            session._n_prompt = min(session._n_prompt, session.length())

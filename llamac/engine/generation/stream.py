@@ -194,7 +194,9 @@ class Stream(Iterator[str]):
         pending = output.tokens[core.length() - begun :]
         while pending:
             if output.shifts and core.length() == output.context:
-                output.shifted += session._recovering(lambda: make_room(core, 0, output.keep))
+                removed = session._recovering(lambda: make_room(core, 0, output.keep))
+                session._removed(output.keep, output.keep + removed)
+                output.shifted += removed
             n = output.context - core.length()
             if rest := self._speculation.extend(pending[:n], output.left):
                 started = time.perf_counter()
