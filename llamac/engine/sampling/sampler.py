@@ -61,9 +61,10 @@ class Sampler:
         check_token_ids(params, self._n_ids)
         if params.banned_strings:
             self._banned_strings = BannedStrings(params.banned_strings, model.tokenizer._token_index)
-        if self._adjusts():
+        self._is_adjusting = self._adjusts()  # whether the core applies the history
+        if self._is_adjusting:
             self._adjust(model)
-        if self._adjusts() or params.mirostat_tau:
+        if self._is_adjusting or params.mirostat_tau:
             self.history = _core.History(array("i", prompt))
             self.history.mu = 2 * params.mirostat_tau
             self._set_bans([])
@@ -110,8 +111,10 @@ class Sampler:
         if self.history is None:
             if mask is None:
                 return
-            self.core.adjust()
             self.history = _core.History(array("i"))
+        if not self._is_adjusting:
+            self.core.adjust()
+            self._is_adjusting = True
         self.history.allow(mask)
         self._mask = mask
 
