@@ -71,8 +71,8 @@ class Sampler:
         if params.guide is not None:
             from llamac.guided.constraint import Constraint
 
-            is_free = not params.banned_tokens and not params.banned_strings and not params.logits_processors
-            self._constraint = Constraint(params.guide, model.tokenizer, self.stop_ids, prompt, may_force=is_free)
+            may_force = not self._bans() and not params.logits_processors
+            self._constraint = Constraint(params.guide, model.tokenizer, self.stop_ids, prompt, may_force=may_force)
 
     def fork(self) -> Sampler:
         """Return a copy of this sampler in the same state, without a reasoning budget."""
@@ -123,6 +123,12 @@ class Sampler:
         names = ("repetition_penalty", "presence_penalty", "frequency_penalty", "dry_multiplier", "logit_bias")
         changed = any(getattr(self.params, name) != LIBRARY_DEFAULTS[name] for name in (*names, "banned_tokens"))
         return changed or self._banned_strings is not None or self.params.min_tokens > 0
+
+    def _bans(self) -> bool:
+        """Whether tokens of a text must not occur, if only at its beginning."""
+        params = self.params
+        banned = params.banned_tokens or params.banned_strings or (params.min_tokens and params.stop_token_ids)
+        return bool(banned) or any(value == -math.inf for _, value in params.logit_bias)
 
     def _adjust(self, model: Model) -> None:
         params = self.params

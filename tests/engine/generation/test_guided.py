@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -244,6 +245,19 @@ def test_text_that_is_forced_and_banned_is_an_error(bpe: llamac.Model) -> None:
         with pytest.raises(ArgumentError, match="bans of the request"):
             failing.result(TIMEOUT)
         assert len(other.result(TIMEOUT).tokens) == 5
+
+
+@pytest.mark.parametrize("name", ["banned_tokens", "logit_bias", "stop_token_ids"])
+def test_a_banned_token_is_not_forced(name: str, stories: llamac.Model) -> None:
+    guide = llamac.Choice(["hello"])
+    first = stories.generate("Say ", guide=guide).tokens[0]
+    options: dict[str, dict[str, Any]] = {
+        "banned_tokens": {"banned_tokens": [first]},
+        "logit_bias": {"logit_bias": {first: -math.inf}},
+        "stop_token_ids": {"stop_token_ids": [first], "min_tokens": 3},
+    }
+    with pytest.raises(ArgumentError, match="no token can be chosen"):
+        stories.generate("Say ", guide=guide, **options[name])
 
 
 def test_an_error_of_a_guide_ends_its_own_request(bpe: llamac.Model, monkeypatch: pytest.MonkeyPatch) -> None:
