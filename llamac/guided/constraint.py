@@ -41,6 +41,7 @@ class Constraint:
         prompt: Sequence[int],
         *,
         may_force: bool = True,
+        banned: Iterable[int] = (),
     ) -> None:
         """Begin a generation.
 
@@ -50,6 +51,7 @@ class Constraint:
             stop_ids: Tokens that may end a complete text.
             prompt: Ids of the prompt. Templates can open the reasoning there.
             may_force: Whether tokens may come without a draw where the grammar allows one only.
+            banned: Tokens that no completion may have. The mask does not exclude them.
 
         Raises:
             UnsupportedError: If the tokenizer does not work with guides, or the grammar is too complex.
@@ -61,6 +63,7 @@ class Constraint:
         self._closings = guide.closings
         self._stop_ids = [token for token in stop_ids if token < n]
         self._may_force = may_force
+        self._banned = frozenset(banned)
         self._mask = bytearray(4 * (n // 32 + 1))
         self._pending: Future[None] | None = None
         self._forced: list[int] | None = None  # tokens from here on; None: not known
@@ -211,7 +214,7 @@ class Constraint:
 
     def _completed(self, matcher: Any, most: int, closings: Sequence[Sequence[int]]) -> list[int] | None:
         """Tokens that complete the text with closing marks wherever they can stand."""
-        marks = [list(closing) for closing in closings]
+        marks = [list(closing) for closing in closings if self._banned.isdisjoint(closing)]
         end = matcher.deep_copy()
         found: list[int] = []
         taken: list[int] = []
@@ -221,7 +224,7 @@ class Constraint:
                 taken = next((mark for mark in marks if mark != before and end.validate_tokens(mark) == len(mark)), [])
             taken = taken or self._ending(end)
             found += taken
-            if len(found) > most or not taken or not end.consume_tokens(taken):
+            if len(found) > most or not taken or not self._banned.isdisjoint(taken) or not end.consume_tokens(taken):
                 return None
         return found
 
@@ -229,9 +232,12 @@ class Constraint:
         """The token that is most likely to lead to the end of a value."""
         single = self._vocabulary.single
 
+        def is_valid(token: int) -> bool:
+            return token not in self._banned and matcher.validate_tokens([token]) == 1
+
         def valid(data: bytes) -> int | None:
             token = single.get(data)
-            return token if token is not None and matcher.validate_tokens([token]) == 1 else None
+            return token if token is not None and is_valid(token) else None
 
         letter = valid(b"a")
         if letter is not None:  # in a string of JSON, brackets end nothing
@@ -239,7 +245,7 @@ class Constraint:
                 return [quote]
             if valid(b"}") is not None and valid(b".") is not None:
                 return [letter]
-        ending = next((t for t in self._vocabulary.endings if matcher.validate_tokens([t]) == 1), None)
+        ending = next(filter(is_valid, self._vocabulary.endings), None)
         return [] if ending is None else [ending]
 
     # ---- the worker

@@ -53,6 +53,8 @@ class Sampler:
         self._n_ids = model.n_token_ids
         self._accepted = 0
         self._banned_strings: BannedStrings | None = None
+        self._banned: frozenset[int] = frozenset()  # tokens that must not occur
+        self._banned_next: frozenset[int] = frozenset()  # further ones that must not come next
         self._constraint: Constraint | None = None
         self._mask: Any = None
         self._budget: ReasoningBudget | None = None
@@ -72,7 +74,9 @@ class Sampler:
             from llamac.guided.constraint import Constraint
 
             may_force = not self._bans() and not params.logits_processors
-            self._constraint = Constraint(params.guide, model.tokenizer, self.stop_ids, prompt, may_force=may_force)
+            self._constraint = Constraint(
+                params.guide, model.tokenizer, self.stop_ids, prompt, may_force=may_force, banned=self._banned
+            )
 
     def fork(self) -> Sampler:
         """Return a copy of this sampler in the same state, without a reasoning budget."""
@@ -127,8 +131,7 @@ class Sampler:
     def _bans(self) -> bool:
         """Whether tokens of a text must not occur, if only at its beginning."""
         params = self.params
-        banned = params.banned_tokens or params.banned_strings or (params.min_tokens and params.stop_token_ids)
-        return bool(banned) or any(value == -math.inf for _, value in params.logit_bias)
+        return bool(self._banned or params.banned_strings or (params.min_tokens and params.stop_token_ids))
 
     def _adjust(self, model: Model) -> None:
         params = self.params
@@ -136,6 +139,7 @@ class Sampler:
         bias.update(dict.fromkeys(params.banned_tokens, -math.inf))
         if self._banned_strings is not None:
             bias.update(dict.fromkeys(self._banned_strings.always, -math.inf))
+        self._banned = frozenset(token for token, value in bias.items() if value == -math.inf)
         breakers = None
         if params.dry_multiplier and params.dry_sequence_breakers:
             breakers = _bits(model.tokenizer._token_index.containing(map(str.encode, params.dry_sequence_breakers)))
@@ -154,6 +158,7 @@ class Sampler:
     def _set_bans(self, banned: list[int]) -> None:
         assert self.history is not None
         early = self.stop_ids if self._accepted < self.params.min_tokens else ()
+        self._banned_next = frozenset((*banned, *early))
         self.history.ban(array("i", [*banned, *early]))
 
     # ---- the guide
@@ -180,7 +185,8 @@ class Sampler:
 
     def within(self, token: int, left: int) -> int:
         """Return the drawn token, or another one if the text could not be completed in `left` tokens with it."""
-        return token if self._constraint is None else self._constraint.within(token, left)
+        instead = token if self._constraint is None else self._constraint.within(token, left)
+        return token if instead in self._banned_next else instead
 
     def _prepare(self) -> int | None:
         """Restrict the next draw to the tokens that the guide allows. Returns the token if only one is possible."""

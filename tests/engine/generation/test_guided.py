@@ -260,6 +260,28 @@ def test_a_banned_token_is_not_forced(name: str, stories: llamac.Model) -> None:
         stories.generate("Say ", guide=guide, **options[name])
 
 
+@pytest.mark.parametrize("name", ["banned_strings", "banned_tokens", "logit_bias"])
+def test_a_completion_has_nothing_that_is_banned(name: str, stories: llamac.Model) -> None:
+    dots = [token for token in range(stories.n_token_ids) if b"." in stories.tokenizer.token_bytes(token)]
+    options: dict[str, Any] = {
+        "banned_strings": ["."],
+        "banned_tokens": dots,
+        "logit_bias": dict.fromkeys(dots, -math.inf),
+    }
+    guide = llamac.Regex("[a-z ]{3,60}[.!]")
+    for most in (6, 12, 30):
+        asked: dict[str, Any] = {name: options[name], "max_tokens": most, "temperature": 0}
+        found = stories.generate("Once upon a time", guide=guide, **asked)
+        assert found.text.endswith("!")
+
+
+def test_a_completion_does_not_complete_a_banned_string(stories: llamac.Model) -> None:
+    guide = llamac.Regex("[ab]{2,60}[.!]")
+    asked: dict[str, Any] = {"guide": guide, "max_tokens": 6, "temperature": 0}
+    assert stories.generate("Once", **asked).text.endswith(".")
+    assert "." not in stories.generate("Once", banned_strings=["a.", "b."], **asked).text
+
+
 def test_an_error_of_a_guide_ends_its_own_request(bpe: llamac.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits of llguidance are reached in the middle of a generation, in the worker or with a token."""
     for name in ("_compute_mask", "accept"):
