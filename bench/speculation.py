@@ -61,8 +61,8 @@ def decode(model: llamac.Model, prompt: list[int], given: list[int], seed: int, 
             sampler = stream._output.sampler
             draw = sampler.draw
 
-            def forced(core: Any, position: int) -> int:
-                draw(core, position)
+            def forced(core: Any, position: int, ids: Any = None) -> int:
+                draw(core, position, ids)
                 return given[position - len(prompt)]
 
             sampler.draw = forced  # type: ignore[method-assign]

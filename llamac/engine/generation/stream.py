@@ -6,6 +6,7 @@ import contextlib
 import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from llamac import _core
@@ -221,7 +222,7 @@ class Stream(Iterator[str]):
         self._changes = core.changes
         token, self._drawn = self._drawn, None
         if token is None:
-            token = output.sampler.draw(core, output.length)
+            token = output.sampler.draw(core, output.length, chain(output.prompt, output.tokens))
         piece = output.accept(token, self._describe)
         return self._end(piece) if output.finish_reason else piece
 

@@ -202,13 +202,19 @@ class Sampler:
         """Whether Python functions process the logits before the core draws."""
         return bool(self.params.logits_processors)
 
-    def draw(self, core: _core.Session, position: int) -> int:
-        """Draw from the logits of the last eval of a session."""
+    def draw(self, core: _core.Session, position: int, ids: Iterable[int] | None = None) -> int:
+        """Draw from the logits of the last eval of a session.
+
+        Args:
+            core: The session.
+            position: The position of the draw.
+            ids: The prompt and the tokens so far. Default: sequence 0 of the session.
+        """
         if (forced := self._prepare()) is not None:
             return forced
         if not self.in_python:
             return core.sample(self.core, self._n_ids, position, self.history)
-        return self.draw_from(core.copy_logits(self._n_ids), core.tokens(0), position)
+        return self.draw_from(core.copy_logits(self._n_ids), core.tokens(0) if ids is None else ids, position)
 
     def device_draw(self, position: int) -> Draw | None:
         """Return the next draw if a device can compute it: only filters that the device supports apply."""

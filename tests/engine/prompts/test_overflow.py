@@ -229,6 +229,22 @@ def test_models_that_cannot_shift_say_so_at_once(tiny_gpt2: Path) -> None:
         assert found.usage.prompt_tokens == 598
 
 
+def test_logits_processors_get_all_tokens_after_a_shift(model: llamac.Model) -> None:
+    given: list[list[int]] = []
+
+    def note(ids: Any, logits: Any) -> None:
+        given.append(ids.tolist())
+
+    ids = some_ids(30)
+    found = model.generate(ids, max_tokens=50, context_overflow="shift", logits_processors=note, **GREEDY)
+    expected = [ids + found.tokens[:n] for n in range(50)]
+    assert given == expected
+    given.clear()
+    with llamac.Engine(model) as engine:
+        engine.submit(ids, max_tokens=50, context_overflow="shift", logits_processors=note, **GREEDY).result(60)
+    assert given == expected
+
+
 # ---- in an engine
 
 
