@@ -17,6 +17,7 @@ from lm_eval.models.utils import normalize_gen_kwargs
 
 from llamac.engine.batching.engine import Engine
 from llamac.engine.scoring.scores import Span, score_spans
+from llamac.errors import ArgumentError
 from llamac.progress import bars, silent
 from llamac.sources.loading import load
 
@@ -106,6 +107,11 @@ class LlamacLM(TemplateLM):  # type: ignore[misc]  # the harness is not typed
     ) -> list[tuple[float, bool]]:
         spans = []
         for _, context, continuation in requests:
+            if len(continuation) > self._max_length:
+                raise ArgumentError(
+                    f"a continuation has {len(continuation)} tokens, but the context holds {self._max_length} "
+                    "(max_length): enlarge max_length if the model allows it, or leave out the request"
+                )
             ids = array("i", (context + continuation)[-(self._max_length + 1) :])
             spans.append(Span(ids, len(ids) - len(continuation)))
         with silent_or_bars(disable_tqdm) as report:
@@ -151,6 +157,12 @@ class LlamacLM(TemplateLM):  # type: ignore[misc]  # the harness is not typed
                 settings = normalize_gen_kwargs(dict(given), MAX_GENERATED)
                 stop = [text for text in settings.pop("until", None) or () if text]
                 most = settings.pop("max_gen_toks")
+                if most >= self._max_length:
+                    raise ArgumentError(
+                        f"a request asks for {most} new tokens (max_gen_toks), but prompt and text share a context of "
+                        f"{self._max_length} (max_length): ask for at most {self._max_length - 1}, or enlarge "
+                        "max_length if the model allows it"
+                    )
                 ids = self.tok_encode(prompt)[-(self._max_length - most) :]
                 waiting.append(engine.submit(ids, max_tokens=most, stop=stop, **sampling(settings)))
             with silent_or_bars(disable_tqdm) as report:

@@ -1,0 +1,76 @@
+"""The model class for lm-evaluation-harness near its limits, with a stand-in for the harness."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from llamac import ArgumentError
+
+MODULE = "llamac.integrations.lm_eval"
+
+
+def stand_in(name: str, **content: object) -> ModuleType:
+    module = ModuleType(name)
+    vars(module).update(content)
+    return module
+
+
+class TemplateLM:
+    """The harness's base class."""
+
+    def __init__(self) -> None:
+        self.cache_hook = SimpleNamespace(add_partial=lambda *_: None)
+
+
+def settings_of(given: dict[str, Any], most: int) -> dict[str, Any]:
+    return {"max_gen_toks": most, **given}
+
+
+@pytest.fixture
+def adapter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The class with the stand-in."""
+    modules: dict[str, dict[str, object]] = {
+        "lm_eval": {"utils": None},
+        "lm_eval.api": {},
+        "lm_eval.api.model": {"TemplateLM": TemplateLM},
+        "lm_eval.api.registry": {"register_model": lambda name: lambda made: made},
+        "lm_eval.models": {},
+        "lm_eval.models.utils": {"normalize_gen_kwargs": settings_of},
+    }
+    for name, content in modules.items():
+        monkeypatch.setitem(sys.modules, name, stand_in(name, **content))
+    monkeypatch.delitem(sys.modules, MODULE, raising=False)
+    from llamac.integrations.lm_eval import LlamacLM
+
+    yield LlamacLM
+    monkeypatch.delitem(sys.modules, MODULE)
+
+
+@pytest.fixture
+def opened(adapter: Any, tiny_llama: Path) -> Iterator[Any]:
+    made = adapter(str(tiny_llama), max_length=64)
+    yield made
+    made.close()
+
+
+def test_generations_leave_room_for_the_prompt(opened: Any) -> None:
+    for settings, asked in (({}, 256), ({"max_gen_toks": 64}, 64), ({"max_gen_toks": 100}, 100)):
+        with pytest.raises(ArgumentError, match=f"asks for {asked} new tokens.*at most 63"):
+            opened.generate_until([SimpleNamespace(args=("hello", settings))], disable_tqdm=True)
+    found = opened.generate_until([SimpleNamespace(args=("hello", {"max_gen_toks": 63}))], disable_tqdm=True)
+    assert len(found) == 1
+
+
+def test_continuations_must_fit_into_the_context(opened: Any) -> None:
+    ids = list(range(3, 50))
+    ((fits, _),) = opened._loglikelihood_tokens([(None, ids, [30] * 64)], disable_tqdm=True)
+    assert fits < -64
+    for n in (65, 66, 80):
+        with pytest.raises(ArgumentError, match=f"a continuation has {n} tokens.*holds 64"):
+            opened._loglikelihood_tokens([(None, ids, [30] * n)], disable_tqdm=True)
