@@ -59,7 +59,7 @@ class LlamacLM(TemplateLM):  # type: ignore[misc]  # the harness is not typed
         self._path = path
         self._max_length: int = self._model._context_limit(max_length)
         self._add_bos = self._model.special.add_bos if add_bos_token is None else bool(add_bos_token)
-        self._batch_size = 16 if isinstance(batch_size, str) else batch_size
+        self._batch_size = 16 if str(batch_size).startswith("auto") else int(batch_size)
 
     def close(self) -> None:
         """Close the model."""

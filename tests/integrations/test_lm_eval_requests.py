@@ -1,4 +1,4 @@
-"""The model class for lm-evaluation-harness near its limits, with a stand-in for the harness."""
+"""The model class for lm-evaluation-harness with a stand-in for the harness: batch sizes and limits."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import llamac
 from llamac import ArgumentError
 
 MODULE = "llamac.integrations.lm_eval"
@@ -49,7 +50,7 @@ def adapter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     from llamac.integrations.lm_eval import LlamacLM
 
     yield LlamacLM
-    monkeypatch.delitem(sys.modules, MODULE)
+    sys.modules.pop(MODULE, None)
 
 
 @pytest.fixture
@@ -57,6 +58,24 @@ def opened(adapter: Any, tiny_llama: Path) -> Iterator[Any]:
     made = adapter(str(tiny_llama), max_length=64)
     yield made
     made.close()
+
+
+@pytest.mark.parametrize(("given", "expected"), [(3, 3), ("3", 3), ("auto", 16), ("auto:4", 16)])
+def test_the_harness_gives_its_batch_size_as_a_text(
+    given: int | str, expected: int, adapter: Any, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+
+    class Engine(llamac.Engine):
+        def __init__(self, model: llamac.Model, *, max_sequences: int, **options: Any) -> None:
+            sizes.append(max_sequences)
+            super().__init__(model, max_sequences=max_sequences, **options)
+
+    monkeypatch.setattr(sys.modules[MODULE], "Engine", Engine)
+    made = adapter(str(tiny_llama), batch_size=given)
+    made.generate_until([], disable_tqdm=True)
+    made.close()
+    assert sizes == [expected]
 
 
 def test_generations_leave_room_for_the_prompt(opened: Any) -> None:
