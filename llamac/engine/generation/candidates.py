@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -145,10 +146,12 @@ def generate_several(session: Session, prompt: FittedPrompt, params: ResolvedPar
     """
     from llamac.engine.batching.engine import Engine
 
+    begun, reused = time.perf_counter(), 0
     if len(prompt.ids) > 1:
-        session._prefill_missing(prompt.ids[:-1])
+        reused = session._prefill_missing(prompt.ids[:-1])
     else:
         session.truncate(0)
+    seconds = time.perf_counter() - begun
     with Engine(
         session.model,
         max_sequences=max(params.beam_width, min(count(params), SEQUENCES)),
@@ -165,7 +168,17 @@ def generate_several(session: Session, prompt: FittedPrompt, params: ResolvedPar
         scope = _core.CancelScope(session._core)
         with request:
             engine._enqueue(request, wait=True)
-            return scope.run(lambda: _result_unless(scope, request))
+            found = scope.run(lambda: _result_unless(scope, request))
+    return _with_prompt(found, params.candidate, reused, seconds)
+
+
+def _with_prompt(found: Completion, first: int, reused: int, seconds: float) -> Completion:
+    """Add the session's computation of the prompt to a result. Candidate `first` did not find its tokens computed."""
+    usage, timings = found.usage, replace(found.timings, prefill=found.timings.prefill + seconds)
+    if found.candidate == first:
+        usage = replace(usage, cached_tokens=min(usage.cached_tokens, reused))
+    others = tuple(_with_prompt(other, first, reused, seconds) for other in found.others)
+    return replace(found, usage=usage, timings=timings, others=others)
 
 
 def _result_unless(scope: _core.CancelScope, request: Request) -> Completion:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from llamac import ArgumentError, SamplingParams
 from llamac.engine.generation.candidates import combined
 from llamac.engine.generation.output import Completion, FinishReason
 from llamac.engine.generation.stream import resolved_params
+from llamac.engine.session import Session
 from processes import TIMEOUT
 
 SETTINGS: dict[str, Any] = {"max_tokens": 12, "seed": 3, "temperature": 1.3, "ignore_eos": True}
@@ -49,6 +51,24 @@ def test_a_prompt_of_one_token_has_candidates(model: llamac.Model) -> None:
     assert_same(model.generate([5], n=3, **SETTINGS).choices, alone(model, 3, [5]))
     with llamac.Engine(model) as engine:
         assert_same(engine.submit([5], n=3, **SETTINGS).result(TIMEOUT).choices, alone(model, 3, [5]))
+
+
+def test_candidates_tell_what_the_prompt_took(model: llamac.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(session: Session, *arguments: Any) -> int:
+        time.sleep(0.2)
+        return original(session, *arguments)
+
+    original = Session._prefill_missing
+    monkeypatch.setattr(Session, "_prefill_missing", slow)
+    most = len(PROMPT) - 1
+    with model.session() as session:
+        for found, cached in (
+            (model.generate(PROMPT, n=3, **SETTINGS), 0),
+            (session.generate(PROMPT, n=3, **SETTINGS), 0),
+            (session.generate(PROMPT, n=3, **SETTINGS), most - 1),
+        ):
+            assert [choice.usage.cached_tokens for choice in found.choices] == [cached, most, most]
+            assert all(choice.timings.prefill >= 0.2 for choice in found.choices)
 
 
 def test_a_session_keeps_the_prompt_of_its_candidates(model: llamac.Model) -> None:
