@@ -176,12 +176,12 @@ class Stream(Iterator[str]):
             output.prompt_logprobs = score_prompt(
                 session, output.prompt, output.params.prompt_logprobs, lambda: self._scope.cancelled
             )
-        output.cached = session._prefill_missing(output.prompt, self._speculation.begin())
-        if output.params.prompt_logprobs is not None:
-            output.cached = 0
+        reused = session._prefill_missing(output.prompt, self._speculation.begin())
+        output.cached = 0 if output.params.prompt_logprobs is not None else reused
         computed = time.perf_counter()
         self._prefill_time, self._resumed = computed - self._resumed, computed
-        self._speculation.observe_prompt(len(output.prompt) - output.cached, self._prefill_time)
+        n = len(output.prompt)
+        self._speculation.observe_prompt(n - output.cached, n - reused, self._prefill_time)
         if self._on_prefilled is not None:
             self._on_prefilled()
 

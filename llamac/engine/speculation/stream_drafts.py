@@ -81,11 +81,17 @@ class Speculation:
         self._states = None if self._model is None or not self._is_on else self._model.states(rows)
         return self._states
 
-    def observe_prompt(self, rows: int, seconds: float) -> None:
-        """Record how long the prompt took."""
+    def observe_prompt(self, rows: int, last: int, seconds: float) -> None:
+        """Record how long the prompt took.
+
+        Args:
+            rows: The number of computed tokens.
+            last: The number of those that were computed last, with hidden states.
+            seconds: The time.
+        """
         self._costs.observe_prompt(rows, seconds)
         if self._model is not None:
-            kept = min(rows, KEPT)
+            kept = min(last, KEPT)
             self._model.keep(len(self._output.prompt) - kept, self._states, 0, kept)
 
     def extend(self, tokens: Sequence[int], left: int) -> Sequence[int]:

@@ -25,6 +25,7 @@ from builders import some_ids, write_model
 from llamac import _core
 from llamac.engine.memory import plan_memory
 from llamac.engine.rows import appended_rows, as_ids
+from llamac.engine.session import Session
 from llamac.engine.speculation import head
 from llamac.engine.speculation.mtp import MtpDrafter
 from llamac.export.checkpoint import ModelConfig
@@ -99,6 +100,31 @@ def test_drafts_are_those_of_the_definition(kind: str, model: llamac.Model, monk
             best = np.argsort(logits[-1, : model.n_token_ids])[-2:]
             assert token == best[1] or logits[-1, best[1]] - logits[-1, token] < 1e-3
             states, tokens = np.vstack([states, own[-1:]]), [*tokens, token]
+
+
+def test_tokens_that_were_not_computed_again_have_no_hidden_states(
+    model: llamac.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`prompt_logprobs` computes the prompt before, without hidden states."""
+    prefilled: list[int] = []
+    kept: list[tuple[int, int]] = []
+    prefill_missing, keep = Session._prefill_missing, MtpDrafter.keep
+
+    def noting(self: Session, *arguments: Any) -> int:
+        prefilled.append(prefill_missing(self, *arguments))
+        return prefilled[-1]
+
+    def recording(self: MtpDrafter, place: int, states: Any, first: int, n: int) -> None:
+        kept.append((place, n))
+        keep(self, place, states, first, n)
+
+    monkeypatch.setattr(Session, "_prefill_missing", noting)
+    monkeypatch.setattr(MtpDrafter, "keep", recording)
+    found = model.generate(PROMPT, max_tokens=9, temperature=0, prompt_logprobs=0)
+    assert prefilled == [found.usage.prompt_tokens - kept[0][1]]
+    assert prefilled == [kept[0][0]]
+    assert prefilled[0] > 0
+    assert found.usage.cached_tokens == 0
 
 
 @pytest.mark.parametrize("context", [80, 120, 300, 600])
