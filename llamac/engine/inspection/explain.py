@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -91,8 +92,10 @@ def explain(
         raise ArgumentError("context and session are both given: a session has its own context")
     limit = session.context if session is not None else model._context_limit(context)
     text, ids, reason, added = _prompt(model, prompt, tools, template_options)
-    if _is_messages(prompt) and params.context_overflow not in (None, "error"):
-        _, params = conversation_ids(model, prompt, ToolOptions(tools), template_options, params, limit)
+    asked: Sequence[int] = ids
+    if _is_messages(prompt):
+        with contextlib.suppress(ContextFullError):  # `fit_prompt` finds that as well
+            asked, params = conversation_ids(model, prompt, ToolOptions(tools), template_options, params, limit)
     resolved = resolved_params(model, params)
     cut, kept, error, fitted = None, 0, None, ids
     try:
@@ -107,7 +110,7 @@ def explain(
     completion = None
     if generate and error is None:
         # ignore a random seed from `resolved_params`: the stream picks its own and reports it
-        streaming = model.stream(ids, params, context=context) if session is None else session.stream(ids, params)
+        streaming = model.stream(asked, params, context=context) if session is None else session.stream(asked, params)
         completion = run(streaming)
     return Explanation(
         prompt=text,

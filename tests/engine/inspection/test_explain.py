@@ -85,6 +85,29 @@ def test_messages_that_do_not_fit_are_cut_as_in_a_chat(chat_model: llamac.Model)
     assert found.completion.tokens == answer.tokens
 
 
+@pytest.mark.parametrize("overflow", [None, "error", "truncate_middle"])
+def test_strict_tools_guide_as_in_a_chat(overflow: Any) -> None:
+    city = {"type": "string", "enum": ["Zz", "Qq"]}
+    schema = {"type": "object", "properties": {"city": city}, "required": ["city"], "additionalProperties": False}
+    tool = {"type": "function", "function": {"name": "weather", "strict": True, "parameters": schema}}
+    messages = [{"role": "user", "content": "What is the weather in Paris?"}]
+    options: dict[str, Any] = {"tools": [tool], "max_tokens": 60, "temperature": 0, "seed": 1}
+    with llamac.load("helper") as model:
+        said = model.chat(messages, context_overflow=overflow, **options)
+        found = model.explain(messages, context_overflow=overflow, **options).completion
+    assert found is not None
+    assert found.tokens == said.tokens
+    assert found.message == said.message
+
+
+def test_messages_that_do_not_fit_are_explained_and_not_computed(chat_model: llamac.Model) -> None:
+    messages = [{"role": "user", "content": "ab " * 2000}]
+    found = chat_model.explain(messages, context=64)
+    assert found.completion is None
+    assert found.error is not None
+    assert "but the context holds 64" in found.error
+
+
 def test_messages_are_explained_as_the_template_renders_them(chat_model: llamac.Model) -> None:
     messages = [{"role": "user", "content": "ab <s>"}]
     found = chat_model.explain(messages, generate=False)
