@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -10,6 +12,7 @@ from llamac import __version__
 from llamac.engine.generation.candidates import WITHOUT_BEAMS, generate_several
 from llamac.engine.generation.stream import Stream, resolved_params
 from llamac.engine.identity import Identity, identity_of
+from llamac.engine.prompts.overflow import FittedPrompt, fit_prompt
 from llamac.engine.prompts.prompt_ids import prompt_ids
 from llamac.engine.receipts.receipt import Receipt
 from llamac.engine.sampling.params import ResolvedParams, SamplingParams
@@ -18,7 +21,6 @@ from llamac.errors import ArgumentError, LlamacError
 if TYPE_CHECKING:
     from llamac.engine.generation.output import Completion
     from llamac.engine.model import Model
-    from llamac.engine.prompts.overflow import FittedPrompt
     from llamac.engine.session import Session
 
 # Descriptions of a model's parts, in the order of the report.
@@ -87,7 +89,9 @@ def _changed_prompt(model: Model, receipt: Receipt) -> list[str]:
     except (LlamacError, TypeError) as error:
         return [f"the conversation cannot be rendered here: {error}"]
     before = list(receipt.prompt)
-    if now == before or (len(now) > len(before) and receipt.settings.get("context_overflow") == "truncate_middle"):
+    with contextlib.suppress(LlamacError):  # the result cannot be computed, or the prompt does not fit
+        now = list(fit_prompt(array("i", now), _params(model, receipt.settings), receipt.context).ids)
+    if now == before:
         return []
     n = min(len(before), len(now))
     position = next((i for i in range(n) if before[i] != now[i]), n)

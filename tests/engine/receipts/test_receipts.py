@@ -339,6 +339,20 @@ def test_a_receipt_of_a_chat_has_the_messages_and_replay_renders_them_again(tmp_
         assert any("cannot be rendered here: " in change for change in replay_on(refusing, receipt).changes)
 
 
+@pytest.mark.parametrize("overflow", ["shift", "truncate_middle"])
+def test_a_chat_that_was_cut_is_rendered_and_cut_again(tmp_path: Path, overflow: Any) -> None:
+    messages = [{"role": "system", "content": "dry"}, {"role": "user", "content": "ab " * 100}]
+    with chat_model(tmp_path / "a.bin", CHAT) as model:
+        found = model.chat(messages, context=96, context_overflow=overflow, max_tokens=4, seed=1, receipt=True)
+        assert found.usage.truncated_tokens
+        receipt = through_json(found.receipt)
+        replay = replay_on(model, receipt)
+        assert replay.identical
+        assert replay.changes == ()
+    with chat_model(tmp_path / "b.bin", CHAT.replace("}}:{{", "}};{{")) as other:
+        assert any("the conversation is rendered differently" in text for text in replay_on(other, receipt).changes)
+
+
 def test_tools_are_in_receipts_and_what_json_cannot_hold_is_left_out(tmp_path: Path) -> None:
     def f(a: int) -> None:
         """Do it."""
