@@ -8,10 +8,13 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from llamac.cli.parser import load_command, make_parser, name_options
 from llamac.exit_codes import ERROR, INTERRUPTED, OK, USAGE
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 __all__ = ["export_main", "main", "make_parser", "run_command"]
 
@@ -54,9 +57,8 @@ def run_command(arguments: Sequence[str], program: str = "llamac", begin: Callab
         from llamac.cli.text import safe_error
 
         code = USAGE if isinstance(error, ArgumentError) else ERROR
-        is_of_output = not _flush_or_drop() and isinstance(error, OSError) and error.filename is None
-        text = f"standard output: {_one_line(error)}" if is_of_output else _one_line(error)
-        shown = name_options(text, names) if isinstance(error, LlamacError) else text
+        _flush_or_drop()
+        shown = name_options(_one_line(error), names) if isinstance(error, LlamacError) else _one_line(error)
         print(f"llamac: error: {safe_error(shown)}", file=sys.stderr)
     except ImportError as error:
         if not lacks_openmp(error):
@@ -72,6 +74,17 @@ def _one_line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror if error.filename is None else f"{error.filename or repr('')}: {error.strerror}"
     return str(error) or type(error).__name__
+
+
+class _StandardOutput(io.FileIO):
+    """Standard output, which its errors name."""
+
+    def write(self, data: Buffer, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            error.filename = "standard output"
+            raise
 
 
 class _Terminated(BaseException):
@@ -120,19 +133,29 @@ def _prepare_output() -> None:
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  # stays open until the process ends
     if isinstance(sys.stdout, io.TextIOWrapper):
+        if sys.stdout is sys.__stdout__:
+            sys.stdout = _naming_its_errors(sys.stdout)
         # bytes of file names that are not UTF-8 are written unchanged
         sys.stdout.reconfigure(errors="surrogateescape" if sys.stdout.encoding.lower() == "utf-8" else "replace")
 
 
-def _flush_or_drop() -> bool:
-    """Write buffered output. Without a reader or without disk space drop it, or every later flush fails again.
+def _naming_its_errors(stream: io.TextIOWrapper) -> io.TextIOWrapper:
+    """Return standard output with the same settings, but with errors that name it."""
+    binary = stream.buffer
+    if not isinstance(binary.raw if isinstance(binary, io.BufferedWriter) else binary, io.FileIO):
+        return stream  # a console of Windows
+    raw = _StandardOutput(stream.fileno(), "wb", closefd=False)
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw) if isinstance(binary, io.BufferedWriter) else raw,
+        encoding=stream.encoding,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
 
-    Returns:
-        Whether it has been written.
-    """
+
+def _flush_or_drop() -> None:
+    """Write buffered output. Without a reader or without disk space drop it, or every later flush fails again."""
     try:
         sys.stdout.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return False
-    return True

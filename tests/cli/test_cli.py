@@ -28,12 +28,17 @@ def process(*arguments: object, stdin: bytes = b"", **environment: str) -> subpr
     )
 
 
-def writing_to(out: int, *arguments: object) -> tuple[int, bytes]:
+def writing_to(out: int, *arguments: object, **environment: str) -> tuple[int, bytes]:
     """Run a process whose output goes to a file descriptor; return its exit code and stderr."""
     command = [sys.executable, "-m", "llamac", *map(str, arguments)]
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.PIPE, env=buffered, timeout=TIMEOUT
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=subprocess.PIPE,
+        env={**buffered, **environment},
+        timeout=TIMEOUT,
     )
     return done.returncode, done.stderr
 
@@ -131,6 +136,16 @@ def test_a_full_disk_is_an_error_of_one_line(tiny_llama: Path, tmp_path: Path) -
         assert writing_to(full.fileno(), "check", tiny_llama) == expected
         assert writing_to(full.fileno(), "bench", tiny_llama, *quick) == expected
         assert writing_to(full.fileno(), "export", tiny_llama, tmp_path / "out.bin", "--no-tokenizer") == expected
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_named_whatever_buffers_the_output(tiny_llama: Path) -> None:
+    expected = (1, b"llamac: error: standard output: No space left on device\n")
+    with open("/dev/full", "wb") as full:
+        assert writing_to(full.fileno(), "inspect", "helper", "--json") == expected  # more than a buffer
+        for arguments in (("run", tiny_llama, "-i", "a", "-q"), ("inspect", tiny_llama)):
+            assert writing_to(full.fileno(), *arguments, PYTHONUNBUFFERED="1") == expected
+        assert writing_to(full.fileno(), "embed", tiny_llama, "a", "--npy", "-", PYTHONUNBUFFERED="1") == expected
 
 
 # ---- streams
