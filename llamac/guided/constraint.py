@@ -18,9 +18,10 @@ from llamac.errors import ArgumentError
 from llamac.guided.guides import Guide
 from llamac.guided.vocabulary import check_matcher, vocabulary_of
 from llamac.interrupt import WAIT_S
-from llamac.text.reasoning import HEADS, TAGS, TOKEN_TAGS
+from llamac.text.reasoning import CALL_END, HEADS, TAGS, TOKEN_TAGS, tag_ids, token_name
 from llamac.text.tokenizer import Tokenizer
 
+_CLOSING_TAGS = {**TAGS, **TOKEN_TAGS}  # by the opening ones
 WORKERS = 2
 PROMPT_TAIL = 16  # tokens at the end of a prompt in which reasoning can be opened or closed
 LONGEST_COMPLETION = 256  # tokens of a completion that is looked for at the beginning of a text
@@ -41,6 +42,7 @@ class Constraint:
         prompt: Sequence[int],
         *,
         may_force: bool = True,
+        may_reason: bool = True,
         banned: Iterable[int] = (),
     ) -> None:
         """Begin a generation.
@@ -51,6 +53,7 @@ class Constraint:
             stop_ids: Tokens that may end a complete text.
             prompt: Ids of the prompt. Templates can open the reasoning there.
             may_force: Whether tokens may come without a draw where the grammar allows one only.
+            may_reason: Whether the text can begin with reasoning.
             banned: Tokens that no completion may have. The mask does not exclude them.
 
         Raises:
@@ -69,11 +72,13 @@ class Constraint:
         self._forced: list[int] | None = None  # tokens from here on; None: not known
         self._shortest: int | None = None  # tokens of a short text of the grammar; None: no draw has been prepared
         self._ending_tokens: list[int] = []  # the rest of the completion that has begun
-        self._closing: re.Pattern[bytes] | None = None  # the tag that ends the running reasoning
-        self._openings: dict[int, re.Pattern[bytes]] = {}  # tokens that may begin the reasoning, and what ends it
+        self._tag: str | None = None  # that opened the running reasoning
+        self._closing: re.Pattern[bytes] | None = None  # what ends it
+        self._leaving: list[int] = []  # the tokens that are left of a closing tag that has begun
+        self._openings: dict[int, str] = {}  # tokens that may begin the reasoning, and their tags
         self._tail = b""
         self._is_stopped = bool(self._matcher.is_stopped())
-        self._read_tags(tokenizer, prompt)
+        self._read_tags(tokenizer, prompt, may_reason=may_reason)
         self._prepare()
 
     def fork(self) -> Constraint:
@@ -83,19 +88,23 @@ class Constraint:
         other._mask = bytearray(self._mask)
         return other
 
-    def _read_tags(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
+    def _read_tags(self, tokenizer: Tokenizer, prompt: Sequence[int], *, may_reason: bool) -> None:
         text = tokenizer.decode(prompt[-PROMPT_TAIL:], skip_special=False, start=False).rstrip()
-        pairs = {**TAGS, **TOKEN_TAGS}
-        is_closed = text.endswith(tuple(pairs.values()))
-        for opening, closing in pairs.items():
-            end = re.compile(HEADS.get(opening, re.escape(closing)).encode())
-            if text.endswith(opening.rstrip()):
-                self._closing = end
-            token = self._beginning(tokenizer, opening)
-            if token is not None and not is_closed:
-                self._openings[token] = end
+        may_open = may_reason and not text.endswith(tuple(_CLOSING_TAGS.values()))
+        for tag in _CLOSING_TAGS:
+            if text.endswith(tag.rstrip()):
+                self._reason(tag)
+            token = self._beginning(tokenizer, tag)
+            if token is not None and may_open:
+                self._openings[token] = tag
         if self._closing:
             self._openings = {}
+
+    def _reason(self, tag: str) -> None:
+        """Begin the reasoning that this tag opens."""
+        self._tag, self._openings = tag, {}
+        pattern = HEADS[tag][0] if tag in HEADS else re.escape(_CLOSING_TAGS[tag])
+        self._closing = re.compile(pattern.encode())
 
     def _beginning(self, tokenizer: Tokenizer, tag: str) -> int | None:
         """The token that begins an opening tag; None if the vocabulary has none, or the grammar has the tag itself."""
@@ -145,6 +154,8 @@ class Constraint:
 
         Where a grammar leaves one text, the mask allows one token: the next one if the tokenizer encoded that text.
         """
+        if self._leaving:
+            return self._leaving[0]
         if self._closing or self._openings or not self._may_force:
             return None
         if self._forced is None:
@@ -159,12 +170,12 @@ class Constraint:
             UnsupportedError: If the grammar is too complex here.
         """
         if token in self._openings:
-            self._closing = self._openings[token]
-            self._openings = {}
+            self._reason(self._openings[token])
             self._tail = self._tokenizer.token_bytes(token)
             return
         if self._closing:
-            self._tail = (self._tail + self._tokenizer.token_bytes(token))[-64:]
+            self._leaving = self._leaving[1:] if self._leaving[:1] == [token] else []
+            self._tail = (self._tail + token_name(self._tokenizer, token))[-64:]
             if self._closing.search(self._tail):
                 self._closing = None
                 self._prepare()
@@ -186,6 +197,8 @@ class Constraint:
     def within(self, token: int, left: int) -> int:
         """A token after which the text can still be completed, if this is possible.
 
+        A token that would end the text inside the reasoning ends the reasoning.
+
         Args:
             token: A token that may come next.
             left: Tokens that fit, this one included.
@@ -193,6 +206,10 @@ class Constraint:
         Returns:
             The token; or one that begins a completion of the text, if the token leaves no room for one.
         """
+        if self._closing and token in self._stop_ids and token_name(self._tokenizer, token) != CALL_END:
+            assert self._tag is not None
+            self._leaving = tag_ids(self._tokenizer, _CLOSING_TAGS[self._tag] + HEADS.get(self._tag, ("", ""))[1])
+            return self._leaving[0]
         if self._closing or token in self._openings or token in self._stop_ids:
             return token
         matcher = self._settled()

@@ -300,6 +300,41 @@ def test_reasoning_between_special_tokens_is_free(form: str, begin: str, reasoni
     assert constraint.forced() == tokenizer.encode("yes")[0]
 
 
+@pytest.mark.parametrize(
+    ("form", "begin", "stop", "closing"),
+    [
+        ("hermes", "<think>", "</s>", "</think>"),
+        ("gemma4", "<|channel>", "</s>", "<channel|>"),
+        ("harmony", "<|channel|>", "<|return|>", "<|end|><|start|>assistant<|channel|>final<|message|>"),
+    ],
+)
+def test_a_token_that_would_end_the_text_ends_the_reasoning(form: str, begin: str, stop: str, closing: str) -> None:
+    tokenizer = vocabulary((*MARKS[form], "<think>", "</think>"))
+    stops = [tokenizer.encode(name, parse_special=True)[0] for name in (stop, "<|call|>")]
+    constraint = Constraint(llamac.Choice(["yes"]), tokenizer, stops, [])
+    for token in tokenizer.encode(f"{begin}So", parse_special=True):
+        constraint.accept(constraint.within(token, 99))
+    other = constraint.fork()
+    found = [constraint.within(stops[0], 99)]
+    constraint.accept(found[0])
+    while constraint.is_free:
+        forced = constraint.forced()
+        assert forced is not None
+        found.append(forced)
+        constraint.accept(forced)
+    assert tokenizer.decode(found, skip_special=False) == closing
+    assert constraint.forced() == tokenizer.encode("yes")[0]
+    assert other.forced() is None
+    if form == "harmony":  # it can have a call in place of the text
+        assert other.within(stops[1], 99) == stops[1]
+
+
+def test_reasoning_can_be_forbidden() -> None:
+    tokenizer = vocabulary(("<think>", "</think>"))
+    constraint = Constraint(llamac.Choice(["yes"]), tokenizer, [EOS], [], may_reason=False)
+    assert constraint.forced() == tokenizer.encode("yes")[0]
+
+
 def test_tags_that_are_no_tokens_begin_no_reasoning() -> None:
     constraint = Constraint(llamac.Choice(["yes"]), vocabulary(()), [EOS], [])
     assert constraint.forced() == vocabulary(()).encode("yes")[0]

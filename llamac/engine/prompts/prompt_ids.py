@@ -181,6 +181,8 @@ def conversation_ids(
         if params.guide is not None:
             raise ArgumentError("a guide and forced tool calls cannot be combined: set only one of them")
         params = params.updated({"guide": guide})
+    if params.guide is not None and _is_without_reasoning(options) and (params.beam_width or 1) == 1:
+        params = params.updated({"reasoning_budget": 0})  # the guide would make an opening tag more probable
     ids = ConversationIds()
     described = {"messages": list(chat), "tools": options["tools"], "template_options": dict(template_options or {})}
     ids.reading = replace(reading, chat=described)
@@ -192,6 +194,11 @@ def conversation_ids(
     if params.context_keep is None:
         params = params.updated({"context_keep": _system_tokens(model, ids, chat, options)})
     return ids, params
+
+
+def _is_without_reasoning(options: Mapping[str, Any]) -> bool:
+    """Whether template options turn reasoning off."""
+    return options.get("enable_thinking") is False or options.get("reasoning_effort") == "none"
 
 
 def _system_tokens(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from llamac.errors import ArgumentError
-from llamac.text.reasoning import TAGS, TOKEN_TAGS
+from llamac.text.reasoning import TAGS, TOKEN_TAGS, tag_ids, token_name
 
 if TYPE_CHECKING:
     from llamac.engine.model import Model
@@ -32,14 +31,14 @@ class ReasoningBudget:
             limit: Maximum number of tokens between the tags.
             prompt: Ids of the prompt.
         """
-        self._model = model
+        self._tokenizer = model.tokenizer
         self._limit = limit
         self._left: int | None = None  # remaining tokens before the closing tag; None: no opening tag yet
         self._closing = b""
         self._text = b""  # the text since its beginning or since the opening tag
         self._is_over = False
         self.forced: list[int] = []
-        tail = b"".join(map(self._bytes_of, prompt[-LOOK_BACK:])).rstrip()
+        tail = b"".join(token_name(self._tokenizer, token) for token in prompt[-LOOK_BACK:]).rstrip()
         opened = next((tag for tag in CLOSING_TAGS if tail.endswith(tag.rstrip().encode())), None)
         if opened is not None:
             self._open(opened)
@@ -50,7 +49,7 @@ class ReasoningBudget:
             self.forced.pop(0)
         if self._is_over:
             return
-        self._text += self._bytes_of(token)
+        self._text += token_name(self._tokenizer, token)
         if self._left is not None:
             self._left -= 1
             self._check()
@@ -62,13 +61,6 @@ class ReasoningBudget:
             self._open(opened)
         elif not any(tag.encode().startswith(text) for tag in CLOSING_TAGS):
             self._is_over = True
-
-    def _bytes_of(self, token: int) -> bytes:
-        """Return the bytes of a token, or the name of a special token. Padding ids have none."""
-        try:
-            return self._model.tokenizer.token_bytes(token)
-        except ArgumentError:
-            return b""
 
     def _open(self, tag: str) -> None:
         self._closing, self._left = CLOSING_TAGS[tag].encode(), self._limit
@@ -82,16 +74,5 @@ class ReasoningBudget:
         elif self._left <= 0:
             begun = next(n for n in range(len(self._closing), -1, -1) if self._text.endswith(self._closing[:n]))
             rest = self._closing[begun:].decode()
-            self.forced = _continuation(self._model, rest, self._bytes_of)
+            self.forced = tag_ids(self._tokenizer, rest)
             self._is_over = True
-
-
-def _continuation(model: Model, text: str, bytes_of: Callable[[int], bytes]) -> list[int]:
-    """Return tokens whose bytes are exactly this text. Many tokenizers add a space before a text encoded alone."""
-    whole: list[int] = []
-    for before in ("", "\n", "a", "."):
-        whole = model.tokenize(before + text, add_special=False)
-        for start in range(len(whole)):
-            if b"".join(map(bytes_of, whole[start:])) == text.encode():
-                return whole[start:]
-    return whole

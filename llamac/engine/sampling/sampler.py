@@ -75,7 +75,13 @@ class Sampler:
 
             may_force = not self._bans() and not params.logits_processors
             self._constraint = Constraint(
-                params.guide, model.tokenizer, self.stop_ids, prompt, may_force=may_force, banned=self._banned
+                params.guide,
+                model.tokenizer,
+                self.stop_ids,
+                prompt,
+                may_force=may_force,
+                may_reason=params.reasoning_budget != 0,
+                banned=self._banned,
             )
 
     def fork(self) -> Sampler:

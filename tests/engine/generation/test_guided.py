@@ -129,6 +129,27 @@ def test_fewer_passes_than_tokens_where_text_is_forced(bpe: llamac.Model) -> Non
         assert engine.stats().steps <= 3
 
 
+@pytest.mark.parametrize("options", [{}, {"reasoning_effort": "high"}, {"reasoning_effort": "none"}])
+@pytest.mark.parametrize("forced", [False, True])
+def test_answers_that_a_model_would_end_within_its_reasoning_match(options: dict[str, Any], forced: bool) -> None:
+    properties = {"a": {"enum": [1, 2]}}
+    schema = {"type": "object", "properties": properties, "required": ["a"], "additionalProperties": False}
+    tool = {"type": "function", "function": {"name": "add", "description": "Add", "parameters": schema}}
+    more: dict[str, Any] = {"tools": [tool], "tool_choice": "required"} if forced else {"guide": llamac.Json(schema)}
+    with llamac.load("helper") as model:
+        for text in ("Hello", "Thanks!"):
+            chat = [{"role": "user", "content": text}]
+            found = model.chat(chat, template_options=options, temperature=0, max_tokens=200, **more)
+            assert found.finish_reason == "stop"
+            assert found.message is not None
+            if forced:
+                assert found.message.tool_calls[0].parsed in ({"a": 1}, {"a": 2})
+            else:
+                assert json.loads(found.message.content or "") in ({"a": 1}, {"a": 2})
+            if options.get("reasoning_effort") == "none":
+                assert found.message.reasoning is None
+
+
 def test_a_slow_guide_holds_up_no_other_request(bpe: llamac.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = bpe.generate("Once", guide=GUIDES[1], max_tokens=30, seed=1).tokens
     released = threading.Event()
