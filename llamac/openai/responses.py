@@ -173,9 +173,10 @@ def finish_reason(completion: Completion) -> str:
     """OpenAI's name for what ended a generation."""
     reason = FINISH_REASONS[completion.finish_reason]
     message = completion.message
-    if reason == "stop" and message is not None and message.tool_calls and not message.named:
-        reason = "tool_calls"
-    return reason
+    if reason != "stop" or message is None or not message.tool_calls or message.named:
+        return reason
+    is_cut = isinstance(completion.stopped_by, str) and message.tool_calls[-1].error is not None
+    return "stop" if is_cut else "tool_calls"
 
 
 def echo_entries(echo: Echo, completion: Completion) -> list[TokenLogprobs | int]:

@@ -74,11 +74,11 @@ def _head(worker: Worker) -> dict[str, Any]:
 
 def _end(completion: Completion) -> dict[str, Any]:
     """Return the stop reason of an answer, in Anthropic's terms."""
-    message, by = completion.message, completion.stopped_by
-    if completion.finish_reason == "stop" and message is not None and message.tool_calls:
-        return {"stop_reason": "tool_use", "stop_sequence": None}
-    if isinstance(by, str):
+    calls, by = () if completion.message is None else completion.message.tool_calls, completion.stopped_by
+    if isinstance(by, str) and not (calls and calls[-1].error is None):
         return {"stop_reason": "stop_sequence", "stop_sequence": by}
+    if completion.finish_reason == "stop" and any(call.parsed is not None for call in calls):
+        return {"stop_reason": "tool_use", "stop_sequence": None}
     reasons = {"length": "max_tokens", "context": "model_context_window_exceeded"}
     return {"stop_reason": reasons.get(completion.finish_reason, "end_turn"), "stop_sequence": None}
 
@@ -106,7 +106,10 @@ def _content(completion: Completion, *, shows_thoughts: bool) -> list[dict[str, 
     if message.content:
         found.append({"type": "text", "text": message.content, "citations": None})
     for call in message.tool_calls:
-        found.append({"type": "tool_use", "id": call.id, "name": call.name, "input": call.parsed or {}, **DIRECT})
+        if call.parsed is None:  # nothing that a client could run
+            found.append({"type": "text", "text": f"{call.name}: {call.arguments}", "citations": None})
+        else:
+            found.append({"type": "tool_use", "id": call.id, "name": call.name, "input": call.parsed, **DIRECT})
     return found
 
 

@@ -27,13 +27,16 @@ TOOL = {"name": "add", "description": "Adds.", "input_schema": {"type": "object"
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}{# <tool_call> {{ tools }} #}"
 
 
+def script(folder: Path, answer: str) -> Path:
+    """A model that gives this answer, the first character of which is the question."""
+    made = script_checkpoint([*byte_ids(answer), STOP], context=256, stop_ids=[STOP])
+    made.chat_template = TEMPLATE
+    return write_model(folder / "script.bin", made, generation={"temperature": 0})
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    ids = [*byte_ids(ANSWER), STOP]
-    made = script_checkpoint(ids, context=256, stop_ids=[STOP])
-    made.chat_template = TEMPLATE
-    path: Path = tmp_path_factory.mktemp("messages") / "script.bin"
-    with running(write_model(path, made, generation={"temperature": 0})) as served:
+    with running(script(tmp_path_factory.mktemp("messages"), ANSWER)) as served:
         yield served
 
 
@@ -173,6 +176,37 @@ def test_an_answer_has_blocks_of_thoughts_text_and_calls(server: Running) -> Non
     prompt = server.post(f"{PATH}/count_tokens", {name: HI[name] for name in ("model", "messages")}).json()
     assert usage["input_tokens"] + usage["cache_read_input_tokens"] == prompt["input_tokens"]
     assert usage["output_tokens"] == len(ANSWER) - 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stop", "reason"),
+    [
+        ('{"a": 1}', "1}", {"stop_reason": "stop_sequence", "stop_sequence": "1}"}),
+        ('{"a": }', None, {"stop_reason": "end_turn", "stop_sequence": None}),
+        ("[1]", None, {"stop_reason": "end_turn", "stop_sequence": None}),
+        ('{"a": 1}', "later", {"stop_reason": "tool_use", "stop_sequence": None}),
+    ],
+)
+def test_a_call_that_cannot_be_run_is_no_use_of_a_tool(
+    arguments: str, stop: str | None, reason: dict[str, Any], tmp_path: Path
+) -> None:
+    answer = f'?<tool_call>\n{{"name": "add", "arguments": {arguments}}}\n</tool_call>'
+    body: dict[str, Any] = {**HI, "tools": [TOOL], "max_tokens": 100, "stop_sequences": [stop] if stop else []}
+    function = {"name": "add", "parameters": TOOL["input_schema"]}
+    with running(script(tmp_path, answer), names=("tiny",)) as served:
+        found = served.post(PATH, body).json()
+        events = events_of(served, body)
+        tools = [{"type": "function", "function": function}]
+        chat = {"messages": HI["messages"], "tools": tools, "max_tokens": 100, "stop": stop}
+        choice = served.post("/v1/chat/completions", chat).json()["choices"][0]
+    assert {name: found[name] for name in reason} == reason
+    assert events[-2]["delta"] == reason
+    is_run = reason["stop_reason"] == "tool_use"
+    assert [block["type"] for block in found["content"]] == ["tool_use" if is_run else "text"]
+    if not is_run:
+        written = choice["message"]["tool_calls"][0]["function"]["arguments"]
+        assert found["content"][0]["text"] == f"add: {written}"
+    assert choice["finish_reason"] == ("stop" if reason["stop_sequence"] else "tool_calls")
 
 
 def test_what_has_no_effect_is_named_in_the_header(server: Running) -> None:
