@@ -249,7 +249,7 @@ def _schema_of(kind: Any, definitions: _Definitions) -> Schema:
     if isinstance(kind, type) and (dataclasses.is_dataclass(kind) or typing.is_typeddict(kind)):
         return definitions.reference(kind)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if not arguments and origin in _SIMPLE and kind != tuple[()]:  # typing.List and the like
+    if origin in (list, tuple, dict) and not arguments and kind != tuple[()]:  # typing.List and the like
         return dict(_SIMPLE[origin])
     if origin is typing.Literal:
         return {"enum": list(arguments)}
