@@ -108,7 +108,7 @@ OPERATIONS: dict[str, Operation] = {
 
 async def openapi(service: Service, call: Call) -> Answer:
     """Return this document."""
-    names = list(service.models.names)
+    names = [name for name, entry in service.models.names.items() if call.allows(entry)]
     made = await asyncio.to_thread(document, names, has_keys=bool(service.settings.keys))
     return Answer(made)
 

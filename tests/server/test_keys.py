@@ -204,6 +204,8 @@ def test_a_key_has_only_its_models() -> None:
         assert refused.json()["error"]["message"] == "the model 'stories' is not served here, only 'stories-gpt2'"
         listed = server.client.get("/v1/models", headers=limited).json()["data"]
         assert [model["id"] for model in listed] == ["stories-gpt2"]
+        described = server.client.get("/openapi.json", headers=limited).json()
+        assert described["components"]["schemas"]["ModelName"] == {"enum": ["stories-gpt2"]}
         assert server.client.get("/v1/models/stories", headers=limited).status_code == 404
         assert server.client.get("/metrics", headers=limited).status_code == 403
         assert len(server.client.get("/v1/models", headers=free).json()["data"]) == 2
