@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from llamac.engine.batching.request import Request
 from llamac.engine.generation.output import Completion
+from llamac.engine.generation.reading import chosen_tools
+from llamac.engine.prompts.prompt_ids import ToolOptions
 from llamac.errors import LlamacError
 from llamac.openai.responses import error_response, new_id
 from llamac.server.exchange import Answer, EventStream, HttpError, Write, event, until_gone
@@ -58,9 +60,9 @@ async def count_tokens(service: Service, call: Call) -> Answer:
 
     def count() -> tuple[int, tuple[str, ...]]:
         request = translate(body, counts=True)
-        tools = {"tools": request.tools["tools"]} if "tools" in request.tools else {}
+        tools = chosen_tools(ToolOptions(**request.tools))[0]
         options = request.template_options(worker.engine)
-        tokens = worker.engine.model.chat_ids(request.messages, **tools, **options)
+        tokens = worker.engine.model.chat_ids(request.messages, tools=tools, **options)
         return len(tokens), request.without_effect(worker.engine)
 
     tokens, ignored = await until_gone(call.receive, worker.run(count))

@@ -209,6 +209,19 @@ def test_a_call_that_cannot_be_run_is_no_use_of_a_tool(
     assert choice["finish_reason"] == ("stop" if reason["stop_sequence"] else "tool_calls")
 
 
+def test_tools_that_the_model_does_not_get_are_not_counted() -> None:
+    body = {"model": "helper", "messages": HI["messages"]}
+    unread = {"tools": [TOOL], "tool_choice": {"type": "none"}}
+    with running("helper") as server:
+        plain, without, with_tools = (
+            server.post(f"{PATH}/count_tokens", {**body, **tools}).json()["input_tokens"]
+            for tools in ({}, unread, {"tools": [TOOL]})
+        )
+        usage = server.post(PATH, {**body, **unread, "max_tokens": 1}).json()["usage"]
+    assert plain == without == usage["input_tokens"] + usage["cache_read_input_tokens"]
+    assert without < with_tools
+
+
 def test_what_has_no_effect_is_named_in_the_header(server: Running) -> None:
     """The template reads neither efforts nor whether to think."""
     system = [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]
