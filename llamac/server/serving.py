@@ -104,18 +104,28 @@ def listen_unix(path: str) -> socket.socket:
     """Open a Unix socket that only this user can access. Replaces a stale socket of a dead server.
 
     Raises:
-        ArgumentError: If the path exists and is not a socket, or another server listens there.
+        ArgumentError: If the path exists and is not a socket, or another process listens there or may listen there.
     """
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(os.stat(path).st_mode):
             raise ArgumentError(f"--uds {path}: this is not a socket, so llamac does not replace it")
         with socket.socket(socket.AF_UNIX) as other:
+            other.setblocking(False)
+            message = f"--uds {path}: another process listens there"
             try:
                 other.connect(path)
-            except OSError:
+            except ConnectionRefusedError:
                 os.unlink(path)
+            except FileNotFoundError:
+                pass
+            except BlockingIOError:  # its queue is full
+                raise ArgumentError(message) from None
+            except OSError as error:
+                unknown = "llamac cannot tell whether a process still uses this socket"
+                reason = error.strerror or error
+                raise ArgumentError(f"--uds {path}: {unknown} ({reason}): delete it or choose another path") from None
             else:
-                raise ArgumentError(f"--uds {path}: another process listens there")
+                raise ArgumentError(message)
     opened = socket.socket(socket.AF_UNIX)
     before = os.umask(0o177)
     try:

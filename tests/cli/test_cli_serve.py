@@ -31,7 +31,7 @@ from llamac.cli.serve_models import _adapt
 from llamac.errors import ArgumentError, ExportError
 from llamac.server.callback import call_back
 from llamac.server.models_file import ModelSettings
-from llamac.server.serving import check_certificate, watchdog_seconds
+from llamac.server.serving import check_certificate, listen_unix, watchdog_seconds
 from processes import TIMEOUT
 from served_process import server
 from waiting import wait_until
@@ -177,6 +177,27 @@ def test_a_unix_socket_is_private_and_can_be_reused(tmp_path: Path) -> None:
                 [sys.executable, "-m", "llamac", "serve", "--uds", str(path)], capture_output=True, text=True
             )
             assert "another process listens there" in other.stderr
+
+
+@pytest.mark.parametrize("kind", [socket.SOCK_DGRAM, socket.SOCK_SEQPACKET])
+def test_a_unix_socket_of_another_kind_is_not_replaced(tmp_path: Path, kind: socket.SocketKind) -> None:
+    path = tmp_path / "other.sock"
+    with socket.socket(socket.AF_UNIX, kind) as other:
+        other.bind(str(path))
+        with pytest.raises(ArgumentError, match="llamac cannot tell whether a process still uses this socket"):
+            listen_unix(str(path))
+        assert path.is_socket()
+
+
+def test_a_unix_socket_whose_queue_is_full_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "busy.sock"
+    with socket.socket(socket.AF_UNIX) as busy, socket.socket(socket.AF_UNIX) as first:
+        busy.bind(str(path))
+        busy.listen(0)
+        first.connect(str(path))
+        with pytest.raises(ArgumentError, match="another process listens there"):
+            listen_unix(str(path))
+        assert path.is_socket()
 
 
 def test_a_service_manager_hears_of_it(tmp_path: Path) -> None:
