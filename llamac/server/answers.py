@@ -308,7 +308,7 @@ class ResponseOutputItem:
 
     type: Literal["message", "reasoning", "function_call"]
     id: str
-    status: Literal["in_progress", "completed"]
+    status: Literal["in_progress", "completed", "incomplete"]
     role: Literal["assistant"] = MISSING
     content: list[ResponsePart] = MISSING
     summary: list[Any] = MISSING

@@ -73,7 +73,7 @@ async def responses(service: Service, call: Call) -> Answer | EventStream:
         items.of(Delta(content=message.content))
     for index, wanted in enumerate(message.tool_calls):
         items.of_call(index, wanted.id, wanted.name, wanted.arguments)
-    items.end()
+    items.end(is_whole=completion.finish_reason == "stop")
     return Answer(_ended(worker, head, completion, items.found), headers=headers)
 
 
@@ -145,10 +145,10 @@ async def _events(worker: Worker, member: Request, head: dict[str, Any], write: 
         yield written("response.in_progress", {"response": begun})
         async for _, piece in merged([member], of_piece, write, as_deltas=True):
             if isinstance(piece, Completion):
+                for kind, fields in items.end(is_whole=piece.finish_reason == "stop"):
+                    yield written(kind, fields)
                 break
             yield of_piece(0, piece)
-        for kind, fields in items.end():
-            yield written(kind, fields)
         [completion] = await collected(worker, [member])
         ended = _ended(worker, head, completion, items.found)
         yield written(f"response.{ended['status']}", {"response": ended})
@@ -206,8 +206,8 @@ class _Items:
             events.append((f"response.{kind[0]}.delta", {**self._place(), "delta": text, **extra}))
         return events
 
-    def end(self) -> list[tuple[str, dict[str, Any]]]:
-        """Return the events that end the open item."""
+    def end(self, *, is_whole: bool = True) -> list[tuple[str, dict[str, Any]]]:
+        """Return the events that end the open item, which is incomplete unless `is_whole`."""
         if self._kind is None:
             return []
         name, item = self._kind[0], self.found[-1]
@@ -221,7 +221,7 @@ class _Items:
             events.append((f"response.{name}.done", {**self._place(), "text": self._text, **extra}))
             events.append(("response.content_part.done", {**self._place(), "part": self._part()}))
             item["content"] = [self._part()]
-        item["status"] = "completed"
+        item["status"] = "completed" if is_whole else "incomplete"
         events.append(("response.output_item.done", {"output_index": len(self.found) - 1, "item": item}))
         self._kind = None
         return events

@@ -151,6 +151,17 @@ def test_an_answer_has_items(server: Running) -> None:
     assert (short["status"], short["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
 
 
+def test_only_the_item_that_a_limit_cuts_is_incomplete(server: Running) -> None:
+    body = {"input": "?", "tools": [TOOL], "max_output_tokens": ANSWER.index("ree\n")}
+    expected = [("reasoning", "completed"), ("message", "incomplete")]
+    whole = server.post(PATH, body).json()
+    events = server.events(PATH, body)
+    assert events[-1]["type"] == "response.incomplete"
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    for items in (whole["output"], events[-1]["response"]["output"], done):
+        assert [(item["type"], item["status"]) for item in items] == expected
+
+
 def test_an_answer_repeats_the_user_only_if_there_is_one(server: Running) -> None:
     """OpenAI's document lets `user` be missing, but not null."""
     assert "user" not in server.post("/v1/responses", {"input": "?", "user": None}).json()
