@@ -209,7 +209,10 @@ def _messages(given: Mapping[str, Any], ignored: Ignored) -> list[dict[str, Any]
         is_begun = last.keys() == {"role", "reasoning_content"} or kind == "function_call"
         if is_begun and message["role"] == last.get("role") == "assistant":
             for name in message.keys() - {"role"}:
-                last[name] = last[name] + message[name] if name in last else message[name]
+                if name == "tool_calls":
+                    last[name] = [*last.get(name, ()), *message[name]]
+                else:
+                    last[name] = "\n".join(filter(None, (last.get(name), message[name])))
         else:
             found.append(message)
     return [{"content": "", **message} for message in found]

@@ -84,6 +84,12 @@ def test_reasoning_belongs_to_what_follows_it() -> None:
     ]
 
 
+def test_consecutive_reasoning_items_have_separate_lines() -> None:
+    thoughts = [{"type": "reasoning", "summary": [{"type": "summary_text", "text": text}]} for text in ("a.", "b.")]
+    request, _ = translate({"input": [*thoughts, {"role": "assistant", "content": "x"}]})
+    assert request.inputs[0] == [{"role": "assistant", "content": "x", "reasoning_content": "a.\nb."}]
+
+
 @pytest.mark.parametrize(
     ("change", "param"),
     [
