@@ -207,6 +207,7 @@ def _messages(given: Mapping[str, Any], ignored: Ignored) -> list[dict[str, Any]
         message = _message(kind, values, where, ignored)
         last = found[-1] if found else {}
         is_begun = last.keys() == {"role", "reasoning_content"} or kind == "function_call"
+        is_begun |= kind == "message" and "tool_calls" in last  # the results must follow the calls
         if is_begun and message["role"] == last.get("role") == "assistant":
             for name in message.keys() - {"role"}:
                 if name == "tool_calls":

@@ -90,6 +90,21 @@ def test_consecutive_reasoning_items_have_separate_lines() -> None:
     assert request.inputs[0] == [{"role": "assistant", "content": "x", "reasoning_content": "a.\nb."}]
 
 
+def test_a_result_follows_its_call_also_if_the_answer_ended_with_text() -> None:
+    """The items of a streamed answer are in the order in which the model wrote them."""
+    call = {"type": "function_call", "call_id": "c", "name": "add", "arguments": "{}"}
+    tail = {"role": "assistant", "content": "tail"}
+    result = {"type": "function_call_output", "call_id": "c", "output": "o"}
+    request, _ = translate({"input": [call, tail, result, tail, tail]})
+    called = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    assert request.inputs[0] == [
+        {"role": "assistant", "content": "tail", "tool_calls": [called]},
+        {"role": "tool", "tool_call_id": "c", "content": "o"},
+        tail,
+        tail,
+    ]
+
+
 @pytest.mark.parametrize(
     ("change", "param"),
     [
