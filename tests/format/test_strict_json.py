@@ -68,6 +68,15 @@ def test_size_and_number_of_values_are_limited_before_parsing() -> None:
         parse_object(garbage, "it", max_values=99)
 
 
+@pytest.mark.parametrize("text", [",[{" * 9, '",[' * 9, "\\,", '\\",' * 9, "\\\\" * 3 + ",,,"])
+def test_strings_can_hold_any_number_of_commas_and_brackets(text: str) -> None:
+    document = {"a": [text, 1], text: ""}
+    data = json.dumps(document)
+    assert parse_object(data, "it", max_values=4) == document
+    with pytest.raises(ExportError, match="it has more than 3 values"):
+        parse_object(data, "it", max_values=3)
+
+
 def test_errors_name_the_file(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text('{"a": 1}')
