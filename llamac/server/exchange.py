@@ -26,6 +26,7 @@ Result = TypeVar("Result")
 
 LONG_BODY = 1 << 16  # bytes that are parsed in another thread
 JSON_TYPE = "application/json"
+BODILESS = (204, 304)  # statuses of answers that have no body and no headers that describe one
 MIN_WAIT_S, MAX_WAIT_S = 0.01, 1.0  # between two looks at a stream
 
 
@@ -209,12 +210,13 @@ class Answer:
             content: The body: bytes, a text, or else what becomes JSON.
             status: The status.
             headers: Further headers.
-            content_type: The type of the body.
+            content_type: The type of the body. Answers without a body have no type.
         """
         text = content.encode() if isinstance(content, str) else content
         self._body = text if isinstance(text, bytes) else encoded(text)
         self._status = status
-        self._headers = {"content-type": content_type, "content-length": str(len(self._body)), **(headers or {})}
+        described = {"content-type": content_type, "content-length": str(len(self._body))}
+        self._headers = {**({} if status in BODILESS else described), **(headers or {})}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it."""

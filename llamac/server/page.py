@@ -72,5 +72,5 @@ def _answer(name: str, call: Call) -> Answer:
     tag = f'"{hashlib.sha256(data).hexdigest()[:16]}"'
     headers = {**HEADERS, "etag": tag}
     if call.headers.get("if-none-match") == tag:
-        return Answer(b"", 304, headers, TYPES[Path(name).suffix])
+        return Answer(b"", 304, headers)
     return Answer(data, 200, headers, TYPES[Path(name).suffix])

@@ -325,6 +325,7 @@ def test_web_pages_of_other_origins_may_not_call() -> None:
         asked = {"origin": "https://a.example", "access-control-request-headers": "authorization"}
         preflight = served.client.options("/v1/models", headers=asked)
         assert (preflight.status_code, preflight.headers["access-control-allow-headers"]) == (204, "authorization")
+        assert not {"content-length", "content-type", "transfer-encoding"} & preflight.headers.keys()
         assert "access-control-allow-origin" not in served.client.get("/health").headers
 
 
