@@ -253,9 +253,13 @@ def error_response(error: LlamacError, input_name: str | None = None) -> tuple[i
         input_name: The parameter that has the input, if the input has been read. A message that begins with the name
             of a sampling parameter is about that one.
     """
-    first = str(error).partition(" ")[0]
+    message = str(error)
+    first = message.partition(" ")[0]
     is_parameter = input_name is not None and first in CHECKS
     kind, param, code = "invalid_request_error", first if is_parameter else input_name, None
+    if param == "guide":
+        param = "response_format"
+        message = message.replace("guide", param, 1)
     status = HTTPStatus.BAD_REQUEST
     match error:
         case InvalidRequestError():
@@ -277,4 +281,4 @@ def error_response(error: LlamacError, input_name: str | None = None) -> tuple[i
             status, kind, param, code = HTTPStatus.SERVICE_UNAVAILABLE, "server_error", None, "device_failed"
         case _:
             status, kind, param = HTTPStatus.INTERNAL_SERVER_ERROR, "server_error", None
-    return status.value, {"error": {"message": str(error), "type": kind, "param": param, "code": code}}
+    return status.value, {"error": {"message": message, "type": kind, "param": param, "code": code}}

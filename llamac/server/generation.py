@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -65,21 +65,29 @@ def _submitted(worker: Worker, endpoint: Endpoint, body: dict[str, Any]) -> tupl
 
 
 @contextmanager
-def naming(param: str) -> Iterator[None]:
-    """Attribute the engine's errors in the block to a parameter of the request, unless they name one themselves."""
+def naming(param: str, names: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Attribute the engine's errors in the block to a parameter of the request, unless they name one themselves.
+
+    Args:
+        param: The parameter.
+        names: Names of chat parameters in this API, if they differ.
+    """
     try:
         yield
     except (InvalidRequestError, HttpError):
         raise
     except LlamacError as error:
-        raise refused(error, param) from error
+        raise refused(error, param, names) from error
 
 
-def refused(error: LlamacError, param: str) -> HttpError:
-    """Return the HTTP error for an error of the engine about a parameter of the body."""
+def refused(error: LlamacError, param: str, names: Mapping[str, str] | None = None) -> HttpError:
+    """Return the HTTP error for an error of the engine about a parameter of the body. See `naming`."""
     status, content = error_response(error, param)
     details = content["error"]
-    return HttpError(status, details["message"], details["code"], details["type"], param=details["param"])
+    message, found = details["message"], details["param"]
+    if names and found in names:
+        message, found = message.replace(found, names[found], 1), names[found]
+    return HttpError(status, message, details["code"], details["type"], param=found)
 
 
 async def collected(worker: Worker, requests: Sequence[Request]) -> list[Completion]:

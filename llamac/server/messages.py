@@ -14,7 +14,7 @@ from llamac.errors import LlamacError
 from llamac.openai.responses import error_response, new_id
 from llamac.server.exchange import Answer, EventStream, HttpError, Write, event, until_gone
 from llamac.server.failures import messages_error
-from llamac.server.generation import collected, merged, no_effect
+from llamac.server.generation import collected, merged, naming, no_effect
 from llamac.server.messages_request import MessagesRequest, translate
 from llamac.tools.message import Delta
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from llamac.server.service import Service
     from llamac.server.worker import Worker
 
+NAMES = {"response_format": "output_config.format"}  # parameters with another name in chats
 DIRECT = {"caller": {"type": "direct"}}  # every call is made by the model itself
 # Counters that only Anthropic's servers use.
 NO_USAGE = {
@@ -40,7 +41,8 @@ async def messages(service: Service, call: Call) -> Answer | EventStream:
 
     def submit() -> tuple[MessagesRequest, list[Request]]:
         request = translate(body)
-        return request, [request.submit(worker.engine, worker.settings.request_seconds)]
+        with naming("messages", NAMES):
+            return request, [request.submit(worker.engine, worker.settings.request_seconds)]
 
     request, [member] = await until_gone(call.receive, worker.submit(submit))
     headers = no_effect(request.without_effect(worker.engine))

@@ -54,7 +54,7 @@ async def responses(service: Service, call: Call) -> Answer | EventStream:
 
     def submit() -> tuple[tuple[GenerationRequest, tuple[str, ...]], list[Request]]:
         translated = translate(body)
-        with naming("input"):
+        with naming("input", NAMES):
             return translated, translated[0].submit(worker.engine, worker.settings.request_seconds)
 
     (request, ignored), [member] = await until_gone(call.receive, worker.submit(submit))

@@ -153,6 +153,34 @@ def test_errors_have_the_names_of_this_api(change: dict[str, Any], param: str, s
     assert (caught.value.param, str(caught.value)[: len(start)]) == (param, start)
 
 
+def test_a_format_besides_strict_tools_is_refused_by_its_name(server: Running) -> None:
+    strict = {**TOOL, "strict": True}
+    schema = {"type": "object"}
+    ask = {"model": "tiny", "messages": [{"role": "user", "content": "?"}]}
+    chat = {"tools": [strict], "response_format": {"type": "json_object"}}
+    bodies: dict[str, tuple[str, dict[str, Any]]] = {
+        PATH: ("text.format", {"input": "?", "tools": [strict], "text": {"format": {"type": "json_object"}}}),
+        "/v1/chat/completions": ("response_format", {**ask, **chat}),
+        "/v1/messages": (
+            "output_config.format",
+            {
+                **ask,
+                "max_tokens": 5,
+                "tools": [{"name": "add", "strict": True, "input_schema": schema}],
+                "output_config": {"format": {"type": "json_schema", "schema": schema}},
+            },
+        ),
+    }
+    for path, (name, body) in bodies.items():
+        found = server.post(path, body)
+        error = found.json()["error"]
+        assert (found.status_code, error.get("param", name)) == (400, name)
+        assert error["message"] == (
+            f"{name} cannot be combined with the strict tools 'add', because both constrain the answer: "
+            'remove it, or "strict" from the tools'
+        )
+
+
 def test_tools_that_are_left_out_have_one_name() -> None:
     _, without_effect = translate({"input": "?", "tools": [SEARCH, {"type": "file_search"}, TOOL]})
     assert without_effect == ("tools[]",)

@@ -179,7 +179,7 @@ def conversation_ids(
     reading, guide = reading_of(model, template, tools, "".join(run.text for run in runs))
     if guide is not None:
         if params.guide is not None:
-            raise ArgumentError("a guide and forced tool calls cannot be combined: set only one of them")
+            raise ArgumentError(_guides_error(tools, options["tools"]))
         params = params.updated({"guide": guide})
     if params.guide is not None and _is_without_reasoning(options) and (params.beam_width or 1) == 1:
         params = params.updated({"reasoning_budget": 0})  # the guide would make an opening tag more probable
@@ -199,6 +199,17 @@ def conversation_ids(
 def _is_without_reasoning(options: Mapping[str, Any]) -> bool:
     """Whether template options turn reasoning off."""
     return options.get("enable_thinking") is False or options.get("reasoning_effort") == "none"
+
+
+def _guides_error(options: ToolOptions, tools: list[dict[str, Any]]) -> str:
+    """Return the message for a guide besides calls that need one of their own."""
+    if options.tool_choice != "auto":
+        other, what_to_do = f"tool_choice {options.tool_choice!r}", "remove one of them"
+    else:
+        names = [tool["function"]["name"] for tool in tools if tool["function"].get("strict") is True]
+        other = f"the strict tools {', '.join(map(repr, names))}"
+        what_to_do = 'remove it, or "strict" from the tools'
+    return f"guide cannot be combined with {other}, because both constrain the answer: {what_to_do}"
 
 
 def _system_tokens(

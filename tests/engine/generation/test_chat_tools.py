@@ -232,8 +232,11 @@ def test_what_cannot_be_forced_is_refused(random_model: llamac.Model) -> None:
         random_model.chat(USER, parallel_tool_calls=1, **options)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="there are no tools"):
         random_model.chat(USER, tool_choice="required")
-    with pytest.raises(ArgumentError, match="cannot be combined"):
+    with pytest.raises(ArgumentError, match=r"^guide cannot be combined with tool_choice 'stop', because both "):
         random_model.chat(USER, tool_choice="stop", guide=llamac.Choice(["a"]), **options)
+    strict = [TOOLS[0], {"name": "s", "strict": True, "parameters": {"type": "object"}}]
+    with pytest.raises(ArgumentError, match=r"^guide cannot be combined with the strict tools 's', .* \"strict\""):
+        random_model.chat(USER, guide=llamac.Choice(["a"]), tools=strict)
     with pytest.raises(UnsupportedError, match="cannot be forced in the format 'none'"):
         random_model.chat(USER, tool_choice="stop", tool_format="none", **options)
     wrong = {"name": "g", "parameters": {"type": "object", "properties": {"x": {"uniqueItems": True}}}}
