@@ -49,7 +49,7 @@ class Chunks:
         """The prompt. Its log probabilities, if requested, are part of the completion's."""
         logprobs = None
         if completion is not None and self._request.params.logprobs is not None:
-            logprobs = self._logprobs(index, echo_entries(echo, completion))
+            logprobs = self._logprobs(index, echo_entries(echo, completion), echo.hidden)
         return self._chunk(index, {"text": echo.text}, logprobs)
 
     def text(self, index: int, text: str, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
@@ -79,11 +79,11 @@ class Chunks:
             chunk["usage"] = None
         return chunk
 
-    def _logprobs(self, index: int, entries: Sequence[TokenLogprobs | int]) -> dict[str, Any] | None:
+    def _logprobs(self, index: int, entries: Sequence[TokenLogprobs | int], hidden: int = 0) -> dict[str, Any] | None:
         if self._request.params.logprobs is None or not entries:
             return None
         offset = self._offsets.get(index, 0)
         if not self._is_chat:
             ids = (entry if isinstance(entry, int) else entry.token for entry in entries)
-            self._offsets[index] = offset + sum(len(text_of(token, self._model)) for token in ids)
-        return logprobs_body(self._request.endpoint, entries, self._model, offset)
+            self._offsets[index] = offset + sum(len(text_of(token, self._model)) for token in ids) - hidden
+        return logprobs_body(self._request.endpoint, entries, self._model, offset, hidden)

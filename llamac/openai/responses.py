@@ -115,18 +115,23 @@ class Echo:
     Attributes:
         text: The prompt as text.
         ids: Its tokens, without a BOS that llamac has added.
+        hidden: 1 if the first token begins with a space that the text does not have. Some tokenizers add it.
     """
 
     text: str
     ids: list[int]
+    hidden: int
 
 
 def echo_of(request: GenerationRequest, index: int, model: Model) -> Echo:
     """The prompt of a request that asks for an echo."""
     prompt = request.inputs[index]
     if isinstance(prompt, str):
-        return Echo(prompt, model.tokenize(prompt, add_special=False) if model.has_tokenizer else [])
-    return Echo(model.detokenize(prompt), prompt)
+        text, ids = prompt, model.tokenize(prompt, add_special=False) if model.has_tokenizer else []
+    else:
+        text, ids = model.detokenize(prompt), prompt
+    spaces = [len(each) - len(each.lstrip(" ")) for each in ("".join(text_of(token, model) for token in ids), text)]
+    return Echo(text, ids, int(spaces[0] > spaces[1]))
 
 
 def choices_of(
@@ -165,7 +170,8 @@ def choice_body(
     logprobs = None
     if completion.logprobs is not None:
         entries = [] if only_echo else list(completion.logprobs)
-        logprobs = logprobs_body(endpoint, [*(echo_entries(echo, completion) if echo else ()), *entries], model)
+        echoed, hidden = (echo_entries(echo, completion), echo.hidden) if echo else ([], 0)
+        logprobs = logprobs_body(endpoint, [*echoed, *entries], model, hidden=hidden)
     return choice | {"logprobs": logprobs, "finish_reason": finish_reason(completion)}
 
 
@@ -187,7 +193,7 @@ def echo_entries(echo: Echo, completion: Completion) -> list[TokenLogprobs | int
 
 
 def logprobs_body(
-    endpoint: Endpoint, entries: Sequence[TokenLogprobs | int], model: Model, offset: int = 0
+    endpoint: Endpoint, entries: Sequence[TokenLogprobs | int], model: Model, offset: int = 0, hidden: int = 0
 ) -> dict[str, Any]:
     """The `logprobs` of a choice: an object per token in a chat, parallel arrays in a completion.
 
@@ -196,6 +202,7 @@ def logprobs_body(
         entries: The tokens. An id alone is a token without a log probability.
         model: The model.
         offset: Characters of the tokens that come before these.
+        hidden: Characters of the first token that the text does not have.
     """
     if endpoint == "chat":
         content = [
@@ -208,6 +215,7 @@ def logprobs_body(
         ]
         return {"content": content, "refusal": None}
     texts = [text_of(entry if isinstance(entry, int) else entry.token, model) for entry in entries]
+    texts[:1] = [text[hidden:] for text in texts[:1]]
     return {
         "tokens": texts,
         "token_logprobs": [None if isinstance(entry, int) else _finite(entry.logprob) for entry in entries],

@@ -113,6 +113,20 @@ def test_an_echo_has_the_prompt_and_its_log_probabilities(stories: Running) -> N
     assert only["usage"]["completion_tokens"] == 0
 
 
+@pytest.mark.parametrize("prompt", ["Once upon", " Once", "   Once"])
+def test_the_tokens_of_an_echo_are_where_their_offsets_say(stories: Running, prompt: str) -> None:
+    """Its tokenizer adds a space before a text, and the text does not have it."""
+    body = {"prompt": prompt, "echo": True, "logprobs": 1, "max_tokens": 3, "temperature": 0}
+    [choice] = stories.post(COMPLETIONS, body).json()["choices"]
+    logprobs = choice["logprobs"]
+    places = zip(logprobs["text_offset"], logprobs["tokens"], strict=True)
+    assert all(choice["text"].startswith(token, offset) for offset, token in places)
+    assert "".join(logprobs["tokens"]) == choice["text"]
+    parts = [event["choices"][0]["logprobs"] for event in stories.events(COMPLETIONS, body)[:-1]]
+    for name in ("tokens", "text_offset"):
+        assert [value for part in parts if part for value in part[name]] == logprobs[name]
+
+
 def test_parameters_without_effect_are_named_in_a_header(stories: Running) -> None:
     body = {"prompt": "a", "max_tokens": 1, "store": True, "user": "me"}
     assert stories.post(COMPLETIONS, body).headers["x-llamac-no-effect"] == "store, user"
