@@ -97,7 +97,7 @@ class GenerationRequest:
             LlamacError: As for `Engine.submit` and `Engine.chat`.
         """
         if self.endpoint == "chat":
-            options = {**_effort_options(engine, self.reasoning_effort), **self.template_options}
+            options = {**effort_options(engine, self.reasoning_effort), **self.template_options}
             chat = engine.chat
             return [chat(self.inputs[0], self.params, template_options=options, deadline=deadline, **self.tools)]
         found: list[Request] = []
@@ -134,13 +134,14 @@ def prompts_of(request: GenerationRequest, engine: Engine) -> Sequence[str | lis
 
 def without_effect(request: GenerationRequest, engine: Engine) -> tuple[str, ...]:
     """The parameters of a request that have no effect, those included that the model's chat template does not read."""
-    found = list(request.without_effect)
-    if request.reasoning_effort is not None and not _effort_options(engine, request.reasoning_effort):
-        found.append("reasoning_effort")
-    text = template_text(engine)
-    known = set(re.findall(r"\w+", text)) if request.template_options else ()
-    found += [f"chat_template_kwargs.{name}" for name in request.template_options if name not in known]
-    return tuple(found)
+    return (*request.without_effect, *unread_options(engine, request.reasoning_effort, request.template_options))
+
+
+def unread_options(engine: Engine, effort: str | None, options: Mapping[str, Any]) -> list[str]:
+    """The names of the parameters for the chat template that it does not read."""
+    known = set(re.findall(r"\w+", template_text(engine))) if options else ()
+    found = ["reasoning_effort"] if effort is not None and not effort_options(engine, effort) else []
+    return found + [f"chat_template_kwargs.{name}" for name in options if name not in known]
 
 
 def template_text(engine: Engine) -> str:
@@ -149,7 +150,7 @@ def template_text(engine: Engine) -> str:
     return "" if template is None else "\n".join(template.templates.values())
 
 
-def _effort_options(engine: Engine, effort: str | None) -> dict[str, Any]:
+def effort_options(engine: Engine, effort: str | None) -> dict[str, Any]:
     """What the chat template reads of a reasoning effort. Models that do not reason have nothing to turn on or off."""
     if effort is None:
         return {}
@@ -191,7 +192,7 @@ def translate(endpoint: Endpoint, body: Mapping[str, Any]) -> GenerationRequest:
         tools=_tools(given, ignored) if is_chat else {},
         model=given.get("model"),
         reasoning_effort=given.get("reasoning_effort"),
-        template_options=_template_options(given.get("chat_template_kwargs", {})),
+        template_options=template_options(given.get("chat_template_kwargs", {})),
         echo=echo,
         only_echo=only_echo,
         suffix=_suffix(given.get("suffix"), inputs, echo=echo),
@@ -230,7 +231,12 @@ def _tools(given: Mapping[str, Any], ignored: Ignored) -> dict[str, Any]:
     return chosen
 
 
-def _template_options(given: dict[str, Any]) -> dict[str, Any]:
+def template_options(given: dict[str, Any]) -> dict[str, Any]:
+    """Variables of a chat template, checked.
+
+    Raises:
+        InvalidRequestError: If one of them is not a variable.
+    """
     name = "chat_template_kwargs"
     for key in given:
         if key in NOT_VARIABLES or not VARIABLE.fullmatch(key):

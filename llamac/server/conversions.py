@@ -7,20 +7,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from llamac.engine.prompts.prompt_ids import render_runs, tokenize_runs
 from llamac.openai.errors import wrong_type
 from llamac.openai.forms import Form, Ignored
 from llamac.openai.inputs import read_messages, read_tools
+from llamac.openai.parameters import body_form
+from llamac.openai.requests import effort_options, template_options, unread_options
 from llamac.openai.schemas import BOOLEAN, IDS, MESSAGES, STRING, TOOLS
 from llamac.server.exchange import Answer, until_gone
 from llamac.server.generation import naming, no_effect
+from llamac.text.chat_runs import PromptRun
 
 if TYPE_CHECKING:
+    from llamac.engine.batching.engine import Engine
     from llamac.server.call import Call
     from llamac.server.service import Service
 
 TOKENIZE_FLAGS = {"add_special_tokens": True, "parse_special": False, "return_token_strs": False}
+# What belongs to messages: parameters of chat completions that change the prompt, and the beginning of the answer.
+OF_MESSAGES = {
+    **{name: body_form("chat").honored[name] for name in ("tools", "reasoning_effort", "chat_template_kwargs")},
+    "answer": STRING,
+}
 TOKENIZE = Form(
-    {"model": STRING, "prompt": STRING, "messages": MESSAGES, **dict.fromkeys(TOKENIZE_FLAGS, BOOLEAN)},
+    {"model": STRING, "prompt": STRING, "messages": MESSAGES, **OF_MESSAGES, **dict.fromkeys(TOKENIZE_FLAGS, BOOLEAN)},
     only_one=("prompt", "messages"),
     elsewhere=dict.fromkeys(("text", "content", "input"), "prompt"),
 )
@@ -39,10 +49,10 @@ async def tokenize(service: Service, call: Call) -> Answer:
         special, parse = options["add_special_tokens"], options["parse_special"]
         model = worker.engine.model
         if "messages" in body:
-            chat = read_messages(body["messages"], ignored)
-            with naming("messages"):
-                ids = model.chat_ids(chat, parse_special=parse)
+            ids = _conversation_ids(worker.engine, body, ignored, parse_special=parse)
         else:
+            for name in OF_MESSAGES.keys() & body.keys():
+                ignored.add(name)
             ids = model.tokenize(body["prompt"], add_special=special, parse_special=parse)
         found: dict[str, Any] = {"tokens": ids, "count": len(ids), "max_model_len": worker.engine.context}
         if options["return_token_strs"]:
@@ -50,6 +60,25 @@ async def tokenize(service: Service, call: Call) -> Answer:
         return Answer(found, headers=no_effect(ignored.names))
 
     return await until_gone(call.receive, worker.run(answer))
+
+
+def _conversation_ids(engine: Engine, body: dict[str, Any], ignored: Ignored, *, parse_special: bool) -> list[int]:
+    """The token ids of a conversation and of the beginning of the answer, in which names of special tokens count."""
+    chat = read_messages(body["messages"], ignored)
+    effort, variables = body.get("reasoning_effort"), template_options(body.get("chat_template_kwargs", {}))
+    for name in unread_options(engine, effort, variables):
+        ignored.add(name)
+    with naming("tools"):
+        tools = {"tools": read_tools(body["tools"], ignored)} if "tools" in body else {}
+    options = {**effort_options(engine, effort), **variables, **tools}
+    with naming("messages"):
+        runs = render_runs(engine.model, chat, options)
+    if parse_special:
+        runs = [PromptRun("".join(run.text for run in runs), parse_special=True)]
+    answer = body.get("answer", "")
+    if runs and runs[-1].parse_special:  # one text, as the model writes it
+        answer = runs.pop().text + answer
+    return tokenize_runs(engine.model, [*runs, PromptRun(answer, parse_special=True)])
 
 
 async def detokenize(service: Service, call: Call) -> Answer:

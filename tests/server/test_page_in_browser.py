@@ -309,6 +309,8 @@ def test_another_token_is_chosen_and_the_answer_continues_from_it(server: Runnin
     page.wait()
     prompt = page.bodies("/v1/completions")[-1]["prompt"]
     assert prompt == server.engine.model.tokenize("?Soq", add_special=False)
+    asked = page.bodies("/tokenize")[-1]
+    assert ([message["content"] for message in asked["messages"]], asked["answer"]) == (["?"], "Soq")
     assert page.text(".assistant .versions") == "2 / 2"
     assert "".join(token["text"] for token in page.page.evaluate(KEPT)) == ANSWER.replace("m", "q", 1)
     assert page.page.locator(".token").count() == 0

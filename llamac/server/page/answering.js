@@ -1,7 +1,7 @@
 // Asks the server for an answer and writes what comes into a message: text, reasoning, calls, tokens and figures.
 
 import { ApiError, call, canChat, stream } from "./api.js";
-import { alternatives, chatParameters, extraParameters, isGuided, samplingParameters, toolsOf } from "./settings.js";
+import { alternatives, chatParameters, extraParameters, isGuided, samplingParameters, textParameters, toolsOf } from "./settings.js";
 import { rawText, tokenOf, tokensOfCompletion, withKnownBytes } from "./probabilities.js";
 import { newId } from "./tree.js";
 
@@ -87,38 +87,37 @@ function addDelta(node, delta) {
 async function continueText({ node, before, settings, model, signal, changed }, chats) {
   const first = node.tokens ?? [];
   const begun = rawText(first);
-  let head;
+  let text;
   if (chats) {
-    const body = { model: model.id, messages: messagesOf(before, settings) };
-    const tools = toolsOf(settings);
-    head = (await call("apply-template", tools ? { ...body, tools } : body, signal)).prompt;
+    const { tools, reasoning_effort, chat_template_kwargs } = { ...chatParameters(settings), ...extraParameters(settings) };
+    text = { messages: messagesOf(before, settings), answer: begun, tools, reasoning_effort, chat_template_kwargs };
   } else {
-    head = [settings.system ?? "", ...before.map((message) => message.content)].join("");
+    const head = [settings.system ?? "", ...before.map((message) => message.content)].join("");
+    text = { prompt: head + begun, parse_special: true };
   }
-  // A template writes its own first token; the model wants one before other texts.
-  const found = await call("tokenize", { model: model.id, prompt: head + begun, add_special_tokens: !chats, parse_special: true }, signal);
+  const found = await call("tokenize", { model: model.id, ...text }, signal);
   const body = {
     model: model.id,
     prompt: found.tokens,
     stream_options: { include_usage: true },
     max_tokens: Math.max(1, found.max_model_len - found.count),
     ...samplingParameters(settings),
-    ...extraParameters(settings),
+    ...textParameters(settings),
   };
   const top = alternatives(settings);
   if (top !== null) body.logprobs = top;
   node.tokens = first;
-  let text = begun;
+  let shown = begun;
   const showText = () => {
-    const thought = chats ? THOUGHT.exec(text) : null;
+    const thought = chats ? THOUGHT.exec(shown) : null;
     node.reasoning = thought ? thought[1].trim() : undefined;
-    node.content = thought ? text.slice(thought[0].length) : text;
+    node.content = thought ? shown.slice(thought[0].length) : shown;
   };
   showText();
   for await (const chunk of stream("v1/completions", body, signal, (headers) => noteHeaders(node, headers))) {
     const choice = chunk.choices?.[0];
     if (choice) {
-      text += choice.text;
+      shown += choice.text;
       node.tokens.push(...tokensOfCompletion(choice.logprobs));
       if (choice.finish_reason) node.finish = choice.finish_reason;
       showText();
@@ -126,7 +125,7 @@ async function continueText({ node, before, settings, model, signal, changed }, 
     note(node, chunk, Boolean(choice?.text));
     changed();
   }
-  node.tokens = top === null ? [] : withKnownBytes(node.tokens, text);
+  node.tokens = top === null ? [] : withKnownBytes(node.tokens, shown);
   if (chats && toolsOf(settings)) readCalls(node);
   changed();
 }

@@ -2,6 +2,9 @@
 
 import { h } from "./dom.js";
 
+// Parameters of chats that completions of texts do not have.
+const CHAT_ONLY = ["tools", "tool_choice", "parallel_tool_calls", "reasoning_effort", "chat_template_kwargs", "top_logprobs"];
+
 /** A setting that cannot be sent. */
 export class SettingError extends Error {
   constructor(name, message) {
@@ -143,6 +146,13 @@ export function samplingParameters(settings) {
 
 /** What the user sends in addition. */
 export const extraParameters = (settings) => parsed(settings, "extra", isObject, "a JSON object") ?? {};
+
+/** The further parameters that completions of texts have, too. */
+export function textParameters(settings) {
+  const found = { ...extraParameters(settings) };
+  for (const name of CHAT_ONLY) delete found[name];
+  return found;
+}
 
 /** The parameters that only chats have. */
 export function chatParameters(settings) {
