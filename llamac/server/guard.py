@@ -95,7 +95,7 @@ class Guard:
             message = f"the server does not answer to the name {host!r} (--host, or an API key, allows it)"
             raise HttpError(403, message, "unknown_host")
         origin = call.headers.get("origin", "")
-        if origin and not self._allows(origin) and _host_of(origin.partition("://")[2]) != host:
+        if origin and not self._allows(origin) and not _is_same(origin, call.headers.get("host", "")):
             raise HttpError(403, f"web pages of {origin} may not call this server (--cors allows it)", "foreign_origin")
         is_open = call.path in OPEN or call.path.startswith(PAGE) or call.scope["method"] == "OPTIONS"
         if not settings.keys or is_open:
@@ -182,6 +182,18 @@ def _host_of(authority: str) -> str:
     if authority.startswith("["):
         return authority.partition("]")[0][1:].lower()
     return authority.partition(":")[0].lower()
+
+
+def _is_same(origin: str, authority: str) -> bool:
+    """Whether an origin is that of the server with this host and port. A proxy may leave out the port."""
+    scheme, _, own = origin.partition("://")
+    host, port = _host_of(own), _port_of(own) or {"http": "80", "https": "443"}.get(scheme.lower(), "")
+    return bool(host) and host == _host_of(authority) and _port_of(authority) in ("", port)
+
+
+def _port_of(authority: str) -> str:
+    """The port of a host; "" if it has none."""
+    return authority.rpartition("]")[2].partition(":")[2]
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:

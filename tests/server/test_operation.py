@@ -312,7 +312,9 @@ def test_keys_come_from_a_file_and_the_environment(tmp_path: Path) -> None:
 
 
 def test_web_pages_of_other_origins_may_not_call() -> None:
-    with running("stories", Settings(hosts=("localhost", "127.0.0.1"), origins=("https://a.example",))) as served:
+    with running(
+        "stories", Settings(hosts=("localhost", "127.0.0.1", "::1"), origins=("https://a.example",))
+    ) as served:
 
         def call(**headers: str) -> httpx.Response:
             return served.client.get("/v1/models", headers=headers)  # type: ignore[no-any-return]
@@ -320,6 +322,16 @@ def test_web_pages_of_other_origins_may_not_call() -> None:
         assert error_of(call(origin="https://evil.example")) == (403, "foreign_origin")
         assert error_of(call(host="evil.example")) == (403, "unknown_host")
         assert call(origin=f"http://127.0.0.1:{served.port}").status_code == 200
+        for origin in ("http://127.0.0.1:9", "http://127.0.0.1", f"https://localhost:{served.port}", "null"):
+            assert error_of(call(origin=origin)) == (403, "foreign_origin")
+        # proxies may leave out the port, or write the default one
+        for origin, host in (
+            ("https://localhost", "localhost"),
+            ("https://localhost", "localhost:443"),
+            ("http://[::1]:80", "[::1]"),
+            ("http://[::1]:81", "[::1]:81"),
+        ):
+            assert call(origin=origin, host=host).status_code == 200
         allowed = call(origin="https://a.example")
         assert allowed.headers["access-control-allow-origin"] == "https://a.example"
         asked = {"origin": "https://a.example", "access-control-request-headers": "authorization"}
