@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -196,6 +197,8 @@ class MessageReader:
         number = output.params.candidate + output.rank
         self._parser = reading.parser(output.params.seed, output.prompt, number)
         self._search = StopStrings(output.params.stop)
+        self._waiting: deque[tuple[str, bool]] = deque()  # pieces, and whether they are special tokens
+        self._free = 0  # characters of the text among them that are not held by the search
         self._read = 0
 
     def advance(self, tokens: Sequence[int] | None = None) -> list[Delta]:
@@ -205,18 +208,38 @@ class MessageReader:
             self._read += 1
             if self._search.found is not None:
                 break
-            if self._tokenizer.is_special(token) and not is_tag(self._reading.form, self._name(token)):
+            is_special = self._tokenizer.is_special(token)
+            if is_special and not is_tag(self._reading.form, self._name(token)):
                 continue
-            piece = self._decoder.push(token)
-            if self._output.params.stop and self._read > self._output.params.min_tokens:
-                piece = self._search.push(piece)
-            text += piece
+            self._waiting.append((self._decoder.push(token), is_special))
+            if not is_special:
+                self._free += len(self._searched(self._waiting[-1][0]))
+            text += self._released()
         return self._parser.push(text) if text else []
 
     def finish(self, tokens: Sequence[int] | None = None) -> list[Delta]:
         """Read the new tokens and finish the message."""
         found = self.advance(tokens)
-        return found + self._parser.push(self._search.flush()) + self._parser.finish()
+        self._free += len(self._search.flush())
+        return found + self._parser.push(self._released()) + self._parser.finish()
+
+    def _searched(self, piece: str) -> str:
+        """The text that no stop string can begin in, once a piece has been added. Tags are no part of the text."""
+        is_searching = self._output.params.stop and self._read > self._output.params.min_tokens
+        return self._search.push(piece) if is_searching else piece
+
+    def _released(self) -> str:
+        """The pieces in front that do not wait for the end of a stop string."""
+        text = ""
+        while self._waiting:
+            piece, is_special = self._waiting.popleft()
+            n = len(piece) if is_special else min(len(piece), self._free)
+            self._free -= 0 if is_special else n
+            text += piece[:n]
+            if n < len(piece):
+                self._waiting.appendleft((piece[n:], False))
+                break
+        return text
 
     @property
     def message(self) -> Message:

@@ -66,3 +66,25 @@ def test_marks_that_a_response_template_names_are_read(delims: dict[str, Any]) -
 @pytest.mark.parametrize("form", FORMATS)
 def test_special_tokens_that_a_format_does_not_have_are_left_out(form: str) -> None:
     assert read(form, f"Good{PAD} morning.{PAD}").content == "Good morning."
+
+
+@pytest.mark.parametrize(
+    ("stop", "content", "reasoning"),
+    [
+        ("xy", "ab", "hm"),
+        ("bxy", "a", "hm"),  # its text goes on behind a tag
+        ("</think>", "abxyz", "hm"),  # tags are no part of the text
+        ("mab", "", "h"),
+        ("z", "abxy", "hm"),
+        ("later", "abxyz", "hm"),
+    ],
+)
+@pytest.mark.parametrize("min_tokens", [0, 2])
+def test_stop_strings_end_a_message_where_they_end_the_text(
+    stop: str, content: str, reasoning: str, min_tokens: int
+) -> None:
+    """The text has no special tokens, so a stop string can go on behind one, and has none itself."""
+    found = read_tokens(
+        format_named("hermes"), (*THINKING, PAD), f"<think>hm</think>ab{PAD}xyz", stop=(stop,), min_tokens=min_tokens
+    )
+    assert (found.content, found.reasoning) == (content, reasoning)
