@@ -49,7 +49,13 @@ class Guide:
 
 
 class Json(Guide):
-    """The text is JSON, and matches a schema."""
+    """The text is JSON, and matches a schema.
+
+    Attributes:
+        schema: The schema.
+    """
+
+    schema: Mapping[str, Any]
 
     def __init__(self, schema: object = None) -> None:
         """Compile a schema.
@@ -82,6 +88,7 @@ class Json(Guide):
                 raise ArgumentError("the JSON schema is false, which allows nothing")
             raise wrong_type("schema", found, "a JSON schema, a type or a Pydantic model")
         grammar = schema_grammar(found)
+        self.schema = found
         name = schema.__name__ if isinstance(schema, type) and not typing.get_origin(schema) else _short(schema)
         super().__init__(grammar, name)
 

@@ -65,6 +65,7 @@ class Writing:
         end: What comes after the last one.
         trigger: The beginning of `begin` and `call` that ordinary text does not have, for calls among text.
         free: Reasoning that may come first, in which TEXT stands for any text. Guides know the usual thinking tags.
+        head: What comes before an answer without calls.
     """
 
     call: str = ""
@@ -74,6 +75,7 @@ class Writing:
     end: str = ""
     trigger: str = ""
     free: str = ""
+    head: str = ""
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,7 @@ FORMATS: dict[str, Format] = {
             Writing(
                 "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>ARGUMENTS",
                 free="<|channel|>analysis<|message|>TEXT<|end|><|start|>assistant",
+                head="<|channel|>final<|message|>",
             ),
         ),
         Format(

@@ -25,7 +25,13 @@ class ToolCalls(Guide):
 
 
 def calls_guide(
-    form: Format, tools: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, *, parallel: bool, among_text: bool = False
+    form: Format,
+    tools: Sequence[Mapping[str, Any]],
+    tokenizer: Tokenizer,
+    *,
+    parallel: bool,
+    among_text: bool = False,
+    answer: Mapping[str, Any] | None = None,
 ) -> ToolCalls:
     """A guide for calls of these tools.
 
@@ -35,6 +41,7 @@ def calls_guide(
         tokenizer: The model's tokenizer, which has the tokens that mark calls.
         parallel: Whether there can be several calls.
         among_text: Whether calls may occur in ordinary text, or be missing.
+        answer: The JSON schema of an answer that may come in place of the calls.
 
     Raises:
         ArgumentError: If a tool's schema cannot be used.
@@ -57,8 +64,11 @@ def calls_guide(
     if among_text:
         rules.lines.append(f"calls: {rules.until(writing.trigger)} {whole}")
         whole = f"calls{'*' if several and not writing.begin else '?'} {rules.text}"
-    elif writing.free:
-        whole = f"({_symbols(rules, writing.free)})? {whole}"
+    else:
+        if answer is not None:
+            whole = f"({whole} | {rules.literals(writing.head)} {json_value(answer)})"
+        if writing.free:
+            whole = f"({_symbols(rules, writing.free)})? {whole}"
     rules.lines.append(f"start: {whole}")
     grammar = llguidance().LLMatcher.grammar_from_lark("\n".join(["%llguidance {}", *rules.lines]))
     shown = ", ".join(tool["function"]["name"] for tool in tools)

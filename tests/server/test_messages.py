@@ -209,6 +209,26 @@ def test_a_call_that_cannot_be_run_is_no_use_of_a_tool(
     assert choice["finish_reason"] == ("stop" if reason["stop_sequence"] else "tool_calls")
 
 
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("answer", [CALL, '{"a": 1}'])
+def test_an_answer_in_a_format_can_be_a_call_instead(answer: str, strict: bool, tmp_path: Path) -> None:
+    schema = {**TOOL["input_schema"], "required": ["a"], "additionalProperties": False}
+    made = {"format": {"type": "json_schema", "schema": schema}}
+    function = {"name": "add", "parameters": schema, "strict": strict}
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    chat = {**HI, "tools": [{"type": "function", "function": function}], "response_format": wanted}
+    with running(script(tmp_path, f"?{answer}"), names=("tiny",)) as served:
+        body = {**HI, "tools": [{**TOOL, "input_schema": schema, "strict": strict}], "output_config": made}
+        [block] = served.post(PATH, body).json()["content"]
+        [choice] = served.post("/v1/chat/completions", chat).json()["choices"]
+    if answer == CALL:
+        arguments = json.loads(choice["message"]["tool_calls"][0]["function"]["arguments"])
+        assert (block["type"], block["input"], choice["finish_reason"]) == ("tool_use", arguments, "tool_calls")
+        assert arguments == {"a": 1} or not strict
+    else:
+        assert (block["text"], choice["message"]["content"], choice["finish_reason"]) == (answer, answer, "stop")
+
+
 def test_tools_that_the_model_does_not_get_are_not_counted() -> None:
     body = {"model": "helper", "messages": HI["messages"]}
     unread = {"tools": [TOOL], "tool_choice": {"type": "none"}}

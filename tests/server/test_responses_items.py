@@ -153,20 +153,21 @@ def test_errors_have_the_names_of_this_api(change: dict[str, Any], param: str, s
     assert (caught.value.param, str(caught.value)[: len(start)]) == (param, start)
 
 
-def test_a_format_besides_strict_tools_is_refused_by_its_name(server: Running) -> None:
-    strict = {**TOOL, "strict": True}
+def test_a_format_besides_forced_calls_is_refused_by_its_name(server: Running) -> None:
     schema = {"type": "object"}
     ask = {"model": "tiny", "messages": [{"role": "user", "content": "?"}]}
-    chat = {"tools": [strict], "response_format": {"type": "json_object"}}
+    json_object = {"type": "json_object"}
+    forced = {"tools": [TOOL], "tool_choice": "required"}
     bodies: dict[str, tuple[str, dict[str, Any]]] = {
-        PATH: ("text.format", {"input": "?", "tools": [strict], "text": {"format": {"type": "json_object"}}}),
-        "/v1/chat/completions": ("response_format", {**ask, **chat}),
+        PATH: ("text.format", {"input": "?", **forced, "text": {"format": json_object}}),
+        "/v1/chat/completions": ("response_format", {**ask, **forced, "response_format": json_object}),
         "/v1/messages": (
             "output_config.format",
             {
                 **ask,
                 "max_tokens": 5,
-                "tools": [{"name": "add", "strict": True, "input_schema": schema}],
+                "tools": [{"name": "add", "input_schema": schema}],
+                "tool_choice": {"type": "any"},
                 "output_config": {"format": {"type": "json_schema", "schema": schema}},
             },
         ),
@@ -176,8 +177,8 @@ def test_a_format_besides_strict_tools_is_refused_by_its_name(server: Running) -
         error = found.json()["error"]
         assert (found.status_code, error.get("param", name)) == (400, name)
         assert error["message"] == (
-            f"{name} cannot be combined with the strict tools 'add', because both constrain the answer: "
-            'remove it, or "strict" from the tools'
+            f"{name} cannot be combined with tool_choice 'required', because both constrain the answer: remove one of "
+            "them"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from typing import Any
@@ -161,6 +162,25 @@ def test_what_is_forced_is_parsed_back(name: str, schema: str, special: bool) ->
         assert (call.name, call.error) == ("do_it", None), text
         assert call.parsed is not None
         jsonschema.validate(call.parsed, closed)
+
+
+ANSWER = {"type": "object", "properties": {"b": {"enum": [1, "x"]}}, "required": ["b"], "additionalProperties": False}
+
+
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize("name", FORCED)
+def test_calls_or_an_answer_match_their_schemas(name: str, special: bool) -> None:
+    form, tools = FORMATS[name], tools_of(SCHEMAS["optional"])
+    tokenizer = vocabulary(MARKS[name] if special else ())
+    guide = calls_guide(form, tools, tokenizer, parallel=True, answer=ANSWER)
+    found = [parse(form, tools, random_text(guide, tokenizer, seed)) for seed in range(12)]
+    for message in found:
+        if message.tool_calls:
+            assert all(call.error is None for call in message.tool_calls)
+            assert message.content is None
+        else:
+            jsonschema.validate(json.loads(message.content or ""), ANSWER)
+    assert len({bool(message.tool_calls) for message in found}) == 2
 
 
 DSML_VALUES: list[tuple[Any, str, Any]] = [

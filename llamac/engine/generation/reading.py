@@ -146,8 +146,17 @@ def format_of(model: ModelFile, name: str | None, template: str, *, has_tools: b
     return detect(template)
 
 
-def reading_of(model: ModelFile, template: str, options: ToolOptions, prompt: str) -> tuple[Reading, Guide | None]:
+def reading_of(
+    model: ModelFile, template: str, options: ToolOptions, prompt: str, answer: Mapping[str, Any] | None = None
+) -> tuple[Reading, Guide | None]:
     """Return how to read the answers to a conversation, and the guide that forces calls, if any.
+
+    Args:
+        model: The model.
+        template: The code of the chat template.
+        options: The tools and their options.
+        prompt: The prompt.
+        answer: The JSON schema that an answer without calls must match. The guide is then for calls or this answer.
 
     Raises:
         ArgumentError: If calls are forced in an unknown format, or a tool's schema cannot be used.
@@ -160,7 +169,13 @@ def reading_of(model: ModelFile, template: str, options: ToolOptions, prompt: st
     strict = [tool for tool in tools or () if tool["function"].get("strict") is True]
     if form is None and mode == "required":
         raise ArgumentError(f"tool_choice is {options.tool_choice!r}, but {UNKNOWN}")
-    if wants and form is not None and (mode == "required" or (strict and form.has_calls)):
+    if answer is not None and wants and form is not None and form.writing.call:
+        from llamac.tools.grammar import calls_guide
+
+        relaxed = [tool if tool in strict else _with_any_arguments(tool) for tool in tools or ()]
+        parallel = options.parallel_tool_calls
+        guide = calls_guide(form, relaxed, model.tokenizer, parallel=parallel, answer=answer)
+    elif answer is None and wants and form is not None and (mode == "required" or (strict and form.has_calls)):
         from llamac.tools.grammar import calls_guide
 
         allowed = [tool for tool in tools or () if name is None or tool["function"]["name"] == name]
@@ -178,6 +193,11 @@ def reading_of(model: ModelFile, template: str, options: ToolOptions, prompt: st
         prompt=prompt[-PROMPT_TAIL:] if form is None or form.anchor is None else prompt,
     )
     return reading, guide
+
+
+def _with_any_arguments(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool whose calls may have any arguments, as without a guide."""
+    return {**tool, "function": {**tool["function"], "strict": False}}
 
 
 # ---- from tokens to messages

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from llamac.engine.generation.reading import Reading
     from llamac.engine.model_file import ModelFile
     from llamac.engine.sampling.params import ResolvedParams, SamplingParams
+    from llamac.guided.guides import Guide
     from llamac.text.chat_runs import PromptRun
     from llamac.tools.functions import Tool
     from llamac.tools.message import Message
@@ -176,9 +177,10 @@ def conversation_ids(
     runs = render_runs(model, chat, options)
     assert model.chat_template is not None
     template = model.chat_template.choose(options.get("template"), tools=options["tools"] is not None)
-    reading, guide = reading_of(model, template, tools, "".join(run.text for run in runs))
+    answer = _schema_of(params.guide) if tools.tool_choice == "auto" else None
+    reading, guide = reading_of(model, template, tools, "".join(run.text for run in runs), answer)
     if guide is not None:
-        if params.guide is not None:
+        if params.guide is not None and answer is None:
             raise ArgumentError(_guides_error(tools, options["tools"]))
         params = params.updated({"guide": guide})
     if params.guide is not None and _is_without_reasoning(options) and (params.beam_width or 1) == 1:
@@ -199,6 +201,15 @@ def conversation_ids(
 def _is_without_reasoning(options: Mapping[str, Any]) -> bool:
     """Whether template options turn reasoning off."""
     return options.get("enable_thinking") is False or options.get("reasoning_effort") == "none"
+
+
+def _schema_of(guide: Guide | None) -> Mapping[str, Any] | None:
+    """The schema of a guide for JSON; None for others. Calls can come in place of JSON."""
+    if guide is None:
+        return None
+    from llamac.guided.guides import Json
+
+    return guide.schema if isinstance(guide, Json) else None
 
 
 def _guides_error(options: ToolOptions, tools: list[dict[str, Any]]) -> str:
