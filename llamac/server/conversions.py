@@ -45,31 +45,38 @@ async def tokenize(service: Service, call: Call) -> Answer:
     def answer() -> Answer:
         ignored = Ignored()
         body = TOKENIZE.read(given, "", ignored)
-        options = {name: body.get(name, default) for name, default in TOKENIZE_FLAGS.items()}
-        special, parse = options["add_special_tokens"], options["parse_special"]
+        special, parse, shows_strs = (body.get(name, default) for name, default in TOKENIZE_FLAGS.items())
         model = worker.engine.model
+        variables = template_options(body.get("chat_template_kwargs", {}))
+        with naming("tools"):
+            tools = {"tools": read_tools(body["tools"], ignored)} if "tools" in body else {}
         if "messages" in body:
-            ids = _conversation_ids(worker.engine, body, ignored, parse_special=parse)
+            ids = _conversation_ids(worker.engine, body, variables, tools, ignored, parse_special=parse)
         else:
             for name in OF_MESSAGES.keys() & body.keys():
                 ignored.add(name)
             ids = model.tokenize(body["prompt"], add_special=special, parse_special=parse)
         found: dict[str, Any] = {"tokens": ids, "count": len(ids), "max_model_len": worker.engine.context}
-        if options["return_token_strs"]:
+        if shows_strs:
             found["token_strs"] = [model.tokenizer.token_bytes(token).decode("utf-8", "replace") for token in ids]
         return Answer(found, headers=no_effect(ignored.names))
 
     return await until_gone(call.receive, worker.run(answer))
 
 
-def _conversation_ids(engine: Engine, body: dict[str, Any], ignored: Ignored, *, parse_special: bool) -> list[int]:
+def _conversation_ids(
+    engine: Engine,
+    body: dict[str, Any],
+    variables: dict[str, Any],
+    tools: dict[str, Any],
+    ignored: Ignored,
+    *,
+    parse_special: bool,
+) -> list[int]:
     """The token ids of a conversation and of the beginning of the answer, in which names of special tokens count."""
-    chat = read_messages(body["messages"], ignored)
-    effort, variables = body.get("reasoning_effort"), template_options(body.get("chat_template_kwargs", {}))
+    chat, effort = read_messages(body["messages"], ignored), body.get("reasoning_effort")
     for name in unread_options(engine, effort, variables):
         ignored.add(name)
-    with naming("tools"):
-        tools = {"tools": read_tools(body["tools"], ignored)} if "tools" in body else {}
     options = {**effort_options(engine, effort), **variables, **tools}
     with naming("messages"):
         runs = render_runs(engine.model, chat, options)

@@ -56,4 +56,6 @@ def test_what_belongs_to_messages_has_no_effect_on_a_text(server: Running) -> No
     assert set(found.headers["x-llamac-no-effect"].split(", ")) == set(more)
     unread = server.post(PATH, {"messages": ASK, "chat_template_kwargs": {"mood": 1}})
     assert unread.headers["x-llamac-no-effect"] == "chat_template_kwargs.mood"
-    assert server.post(PATH, {"messages": ASK, "chat_template_kwargs": {"messages": 1}}).status_code == 400
+    for text in ({"messages": ASK}, {"prompt": "Hello"}):
+        for wrong in ({"chat_template_kwargs": {"messages": 1}}, {"tools": [{"name": "a b"}]}):
+            assert server.post(PATH, {**text, **wrong}).status_code == 400
