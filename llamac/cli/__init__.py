@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import signal
@@ -144,6 +145,8 @@ def _naming_its_errors(stream: io.TextIOWrapper) -> io.TextIOWrapper:
     binary = stream.buffer
     if not isinstance(binary.raw if isinstance(binary, io.BufferedWriter) else binary, io.FileIO):
         return stream  # a console of Windows
+    with contextlib.suppress(OSError):  # the next write reports it
+        stream.flush()  # what a program has printed before it calls `main` comes first
     raw = _StandardOutput(stream.fileno(), "wb", closefd=False)
     return io.TextIOWrapper(
         io.BufferedWriter(raw) if isinstance(binary, io.BufferedWriter) else raw,

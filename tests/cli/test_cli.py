@@ -151,6 +151,15 @@ def test_a_full_disk_is_named_whatever_buffers_the_output(tiny_llama: Path) -> N
 # ---- streams
 
 
+def test_what_a_program_prints_before_a_command_comes_first(tiny_llama: Path) -> None:
+    code = "import sys; from llamac.cli import main; print('before'); main()"
+    arguments = [sys.executable, "-c", code, "inspect", str(tiny_llama)]
+    environment = {**os.environ, "PYTHONUNBUFFERED": ""}
+    found = subprocess.run(arguments, capture_output=True, timeout=TIMEOUT, check=True, env=environment)
+    first, *rest = found.stdout.decode().splitlines()
+    assert (first, len(rest) > 3) == ("before", True)
+
+
 @pytest.mark.skipif(os.name != "posix", reason="needs a shell")
 def test_closed_standard_streams_are_tolerated(script: Path) -> None:
     run = f"'{sys.executable}' -m llamac run '{script}' -t 0 -n 5"

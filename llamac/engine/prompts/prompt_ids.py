@@ -183,7 +183,8 @@ def conversation_ids(
         if params.guide is not None and answer is None:
             raise ArgumentError(_guides_error(tools, options["tools"]))
         params = params.updated({"guide": guide})
-    if params.guide is not None and _is_without_reasoning(options) and (params.beam_width or 1) == 1:
+    can_limit = params.reasoning_budget is None and (params.beam_width or 1) == 1
+    if params.guide is not None and can_limit and _is_without_reasoning(options):
         params = params.updated({"reasoning_budget": 0})  # the guide would make an opening tag more probable
     ids = ConversationIds()
     described = {"messages": list(chat), "tools": options["tools"], "template_options": dict(template_options or {})}

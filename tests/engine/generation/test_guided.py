@@ -150,6 +150,15 @@ def test_answers_that_a_model_would_end_within_its_reasoning_match(options: dict
                 assert found.message.reasoning is None
 
 
+def test_a_reasoning_budget_of_the_request_counts_where_options_turn_reasoning_off() -> None:
+    chat = [{"role": "user", "content": "Hello"}]
+    off = {"reasoning_effort": "none"}
+    with llamac.load("helper") as model:
+        guide = llamac.Json({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
+        found = model.chat(chat, template_options=off, guide=guide, reasoning_budget=3, temperature=0, max_tokens=40)
+    assert found.text.startswith("<think>")
+
+
 def test_a_slow_guide_holds_up_no_other_request(bpe: llamac.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = bpe.generate("Once", guide=GUIDES[1], max_tokens=30, seed=1).tokens
     released = threading.Event()
