@@ -59,6 +59,9 @@ class Seen:
     failures: int = 0
 
 
+Load = Callable[[int, Seen], Awaitable[None]]  # sends a server's port requests, and notes what clients see
+
+
 @dataclass(frozen=True)
 class Asked:
     """A request."""
@@ -242,7 +245,7 @@ def figures_of(seen: Seen, seconds: float, cpu_seconds: float) -> dict[str, floa
     return found
 
 
-def run(kind: str, load: Callable[[int, Seen], Awaitable[None]], sequences: int, options: Any) -> dict[str, float]:
+def run(kind: str, load: Load, sequences: int, options: argparse.Namespace) -> dict[str, float]:
     """Load a fresh server."""
     server = Server(kind, options, sequences)
     try:
@@ -258,8 +261,39 @@ def run(kind: str, load: Callable[[int, Seen], Awaitable[None]], sequences: int,
         server.end()
 
 
-def main() -> None:
-    """Measure, print and save."""
+def loads_of(options: argparse.Namespace) -> dict[str, tuple[int, Load]]:
+    """The loads, by name, each with the number of sequences that a server computes at once."""
+    loads: dict[str, tuple[int, Load]] = {}
+    for clients in map(int, options.clients.split(",")):
+        loads[f"poisson-{clients}"] = clients, functools.partial(poisson, clients, options)
+    if options.trace:
+        requests = azure(options.trace, options)
+        loads["azure"] = 32, lambda port, seen: replayed(port, requests, seen)
+    for clients in (1, 8):
+        loads[f"prefix-{clients}"] = clients, functools.partial(prefixed, clients, options)
+    return loads
+
+
+def compared(load: Load, sequences: int, options: argparse.Namespace) -> dict[str, Any]:
+    """The figures of a load on each server, in turn: of each round, their medians, and the ratios of the medians."""
+    kinds = ["llamac", *(["llama.cpp"] if options.llama_server else [])]
+    rounds: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
+    for _ in range(options.rounds):
+        for kind in kinds:
+            rounds[kind].append(run(kind, load, sequences, options))
+    medians = {
+        kind: {figure: statistics.median(one[figure] for one in each) for figure in each[0]}
+        for kind, each in rounds.items()
+    }
+    found: dict[str, Any] = {"rounds": rounds, "medians": medians}
+    if options.llama_server:
+        ours, theirs = medians["llamac"], medians["llama.cpp"]
+        found["ratios"] = {figure: ours[figure] / theirs[figure] for figure in ours if theirs[figure]}
+    return found
+
+
+def parse_options() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="a GGUF file for both servers")
     parser.add_argument("--llama-server", metavar="BINARY", help="llama.cpp's server; without it, llamac alone")
@@ -284,33 +318,18 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--result")
-    options = parser.parse_args()
-    loads: dict[str, tuple[int, Callable[[int, Seen], Awaitable[None]]]] = {}
-    for clients in map(int, options.clients.split(",")):
-        loads[f"poisson-{clients}"] = clients, functools.partial(poisson, clients, options)
-    if options.trace:
-        requests = azure(options.trace, options)
-        loads["azure"] = 32, lambda port, seen: replayed(port, requests, seen)
-    for clients in (1, 8):
-        loads[f"prefix-{clients}"] = clients, functools.partial(prefixed, clients, options)
-    kinds = ["llamac", *(["llama.cpp"] if options.llama_server else [])]
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure, print and save."""
+    options = parse_options()
     found: dict[str, Any] = {}
-    for name, (sequences, load) in loads.items():
-        rounds: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
-        for _ in range(options.rounds):
-            for kind in kinds:
-                rounds[kind].append(run(kind, load, sequences, options))
-        medians = {
-            kind: {figure: statistics.median(one[figure] for one in each) for figure in each[0]}
-            for kind, each in rounds.items()
-        }
-        found[name] = {"rounds": rounds, "medians": medians}
-        for kind, figures in medians.items():
+    for name, (sequences, load) in loads_of(options).items():
+        found[name] = compared(load, sequences, options)
+        for kind, figures in found[name]["medians"].items():
             print(f"{name} {kind}:", ", ".join(f"{figure} {value:.4g}" for figure, value in figures.items()))
-        if len(kinds) == 2:
-            ours, theirs = medians["llamac"], medians["llama.cpp"]
-            ratios = {figure: ours[figure] / theirs[figure] for figure in ours if theirs[figure]}
-            found[name]["ratios"] = ratios
+        if ratios := found[name].get("ratios"):
             print(f"{name} llamac / llama.cpp:", ", ".join(f"{figure} {value:.3f}" for figure, value in ratios.items()))
         sys.stdout.flush()
     if options.result:

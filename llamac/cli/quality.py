@@ -7,7 +7,7 @@ import contextlib
 import math
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,45 +96,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; return its exit code."""
-    from llamac.export.quality.measures import Reference
     from llamac.export.quality.tensors import check_tensors
-    from llamac.export.quality.variants import parse_variants
 
-    for name in ("tokens", "window", "generate", "cost_tokens"):
-        if getattr(options, name) is not None and getattr(options, name) < MIN_TOKENS:
-            raise ArgumentError(f"{name} is {getattr(options, name)}, expected at least {MIN_TOKENS}")
-    with_costs = options.layers or options.tensors
-    if options.cost_tokens is not None and not with_costs:
-        raise ArgumentError("--cost-tokens needs --layers or --tensors")
-    if options.tokens is not None and options.generate is not None:
-        raise ArgumentError("--tokens is for a text that is read: --generate N says how many tokens it generates")
-    check_writable("--plot", options.plot)
-    variants = parse_variants(options.dtypes) if options.dtypes is not None else []
-    if not options.models and not variants:
-        raise ArgumentError("name a MODEL, or number formats with --dtypes")
+    variants = _checked_variants(options)
     with contextlib.ExitStack() as stack:
         base = stack.enter_context(_load(options, options.against))
         models = [(name, stack.enter_context(_load(options, name))) for name in options.models]
         for name, model in models:
             _check_vocabulary(options.against, base, model, name)
-            if with_costs:
+            if options.layers or options.tensors:
                 check_tensors(base, model)
         progress = stack.enter_context(shown_progress(options))
         windows = _windows(options, base, [model for _, model in models], progress)
-        reference = stack.enter_context(Reference(base, windows, progress))
-        short = None
-        if with_costs:
-            beginning = _beginning(windows, options.cost_tokens or COST_TOKENS)
-            short = stack.enter_context(Reference(base, beginning, progress))
-
-        def measure(name: str, model: Model, series: str) -> dict[str, Any]:
-            row = _row(name, series, model, reference.compare(model, progress))
-            return row | (_costs(options, base, model, short, progress) if short else {})
-
-        rows = [measure(name, model, _series(model)) for name, model in models]
-        for name in variants:
-            with _variant(options, base, name, progress) as model:
-                rows.append(measure(name, model, _series(model)))
+        rows = _measured(options, base, models, variants, windows, progress)
     facts = {
         "base": {"model": options.against, **_size(base)},
         "text": {"source": _text_name(options), "tokens": sum(map(len, windows)), "windows": len(windows)},
@@ -147,6 +121,53 @@ def run(options: argparse.Namespace) -> int:
     if options.plot:  # after the report, which took long and must not be lost if the picture cannot be drawn
         _plot(options, facts)
     return 0
+
+
+def _checked_variants(options: argparse.Namespace) -> list[str]:
+    """Check the options before models are loaded; return the number formats that --dtypes names."""
+    from llamac.export.quality.variants import parse_variants
+
+    for name in ("tokens", "window", "generate", "cost_tokens"):
+        if getattr(options, name) is not None and getattr(options, name) < MIN_TOKENS:
+            raise ArgumentError(f"{name} is {getattr(options, name)}, expected at least {MIN_TOKENS}")
+    if options.cost_tokens is not None and not (options.layers or options.tensors):
+        raise ArgumentError("--cost-tokens needs --layers or --tensors")
+    if options.tokens is not None and options.generate is not None:
+        raise ArgumentError("--tokens is for a text that is read: --generate N says how many tokens it generates")
+    check_writable("--plot", options.plot)
+    variants = parse_variants(options.dtypes) if options.dtypes is not None else []
+    if not options.models and not variants:
+        raise ArgumentError("name a MODEL, or number formats with --dtypes")
+    return variants
+
+
+def _measured(
+    options: argparse.Namespace,
+    base: Model,
+    models: Sequence[tuple[str, Model]],
+    variants: Sequence[str],
+    windows: list[list[int]],
+    progress: Progress,
+) -> list[dict[str, Any]]:
+    """The rows of the report: what distinguishes each model, and each variant of the base, from the base."""
+    from llamac.export.quality.measures import Reference
+
+    with contextlib.ExitStack() as stack:
+        reference = stack.enter_context(Reference(base, windows, progress))
+        short = None
+        if options.layers or options.tensors:
+            beginning = _beginning(windows, options.cost_tokens or COST_TOKENS)
+            short = stack.enter_context(Reference(base, beginning, progress))
+
+        def row(name: str, model: Model) -> dict[str, Any]:
+            measured = _row(name, _series(model), model, reference.compare(model, progress))
+            return measured | (_costs(options, base, model, short, progress) if short else {})
+
+        rows = [row(name, model) for name, model in models]
+        for name in variants:
+            with _variant(options, base, name, progress) as model:
+                rows.append(row(name, model))
+        return rows
 
 
 @contextlib.contextmanager

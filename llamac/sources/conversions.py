@@ -100,45 +100,83 @@ def converted(
             check(outlined)
     if cache is None:
         return _temporary(request, progress, warn, notice)
-    files = files_of(request.path)
-    digests = tokenizer = None
-    draft = _draft(cache, request, files)
-    if draft is None or cache.remembered_digests(request.path, files) or cache.may_know(files):
-        digests = cache.digests(request.path, files, progress)
-        draft = None
-    key = draft.key if draft else key_of(digests or {}, *request.options)
+    content = _Content(cache, request, progress)
     with contextlib.ExitStack() as stack:
         try:
-            exclusive = stack.enter_context(cache.converting(key, progress))
+            exclusive = stack.enter_context(cache.converting(content.key, progress))
         except OSError as error:
             warn(
                 f"the cache folder {cache.folder} cannot be written ({error.strerror or error}), so the conversion is "
                 "not kept: set LLAMAC_CACHE to another folder, or keep nothing with --no-cache"
             )
             return _temporary(request, progress, warn, notice)
-        if file := _cached(cache, request) or cache.find(key, request.memory):
+        if file := _cached(cache, request) or cache.find(content.key, request.memory):
             return Opened(file)  # the process that held the lock has converted it
         notice(f"converting {request.label} once; keeping the result in {cache.folder}")
-
-        def write(path: Path) -> str:
-            nonlocal tokenizer
-            dtype, tokenizer = _convert(request, path, progress, warn, hashed=draft is None)
-            if draft.has_changed() if draft else cache.digests(request.path, files_of(request.path)) != digests:
-                raise ExportError(f"{request.path} changed while it was converted: run this again")
-            return dtype
-
         try:
-            with _full_disk_advice(cache.folder, request.path, IN_CACHE):
-                cache.add(key, request.label, files, write, exclusive, is_draft=draft is not None)
+            opened = _into_cache(content, exclusive, progress, warn)
         except _FullError as error:
             if not _fits_into_memory(request.path):
                 raise
             warn(f"{error}. This time the model is converted in memory")
             return _temporary(request, progress, warn, lambda text: None)
-    file = FlatFile(cache.path(key), request.memory)
-    if draft is not None:
-        finish_later(draft, file)
-    return Opened(file, tokenizer)
+    if content.draft:
+        finish_later(content.draft, opened.file)
+    return opened
+
+
+class _Content:
+    """What a source contains before its conversion, by the checksums of its files or, to save time, by a draft.
+
+    Attributes:
+        cache: The cache that receives the conversion.
+        request: The conversion.
+        files: The source's files.
+        draft: The draft; None if the checksums are known.
+        key: The conversion's key in the cache.
+    """
+
+    def __init__(self, cache: Cache, request: Request, progress: Progress) -> None:
+        self.cache, self.request = cache, request
+        self.files = files_of(request.path)
+        self.draft = _draft(cache, request, self.files)
+        if self.draft and not cache.remembered_digests(request.path, self.files) and not cache.may_know(self.files):
+            self.key = self.draft.key
+            return
+        self.draft = None
+        self._digests = cache.digests(request.path, self.files, progress)
+        self.key = key_of(self._digests, *request.options)
+
+    def has_changed(self) -> bool:
+        """Whether the source has changed since."""
+        if self.draft:
+            return self.draft.has_changed()
+        return self.cache.digests(self.request.path, files_of(self.request.path)) != self._digests
+
+
+def _into_cache(content: _Content, exclusive: bool, progress: Progress, warn: Warn) -> Opened:
+    """Convert a source into the cache.
+
+    Args:
+        content: The source's content, and the conversion.
+        exclusive: As in `Cache.add`.
+        progress: As in `converted`.
+        warn: As in `converted`.
+    """
+    cache, request = content.cache, content.request
+    is_draft = content.draft is not None
+    tokenizer = None
+
+    def write(path: Path) -> str:
+        nonlocal tokenizer
+        dtype, tokenizer = _convert(request, path, progress, warn, hashed=not is_draft)
+        if content.has_changed():
+            raise ExportError(f"{request.path} changed while it was converted: run this again")
+        return dtype
+
+    with _full_disk_advice(cache.folder, request.path, IN_CACHE):
+        cache.add(content.key, request.label, content.files, write, exclusive, is_draft=is_draft)
+    return Opened(FlatFile(cache.path(content.key), request.memory), tokenizer)
 
 
 def hollow(request: Request) -> FlatFile:
