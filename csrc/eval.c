@@ -149,6 +149,7 @@ static int prepare_rows(struct llamac_session *s, const llamac_row *rows, int n,
     int failed = check_rows(s, rows, n, lengths, err), longest = 1;
     for (int i = 0; i < s->n_sequences && !failed; i++) longest = max_int(longest, lengths[i]);
     failed = failed || (!s->device && session_reserve_rows(s, min_int(n, chunk_rows(s)), longest, err));
+    failed = failed || (s->keys_of == s && session_check_room(s, lengths, n, err));
     for (int i = 0; i < s->n_sequences && !failed && s->keys_of == s; i++) {
         s->sequences[i].target = lengths[i];
         failed = session_reserve_pages(s, i, lengths[i], err) ||

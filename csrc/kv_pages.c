@@ -222,6 +222,13 @@ size_t kv_count_end(const struct kv_count *count) {
 
 size_t kv_pool_bytes(const struct kv_pool *pool) { return __atomic_load_n(&pool->bytes, __ATOMIC_RELAXED); }
 
+size_t kv_pool_excess(struct kv_pool *pool, size_t more) {
+    pool_lock();
+    const size_t budget = pool->budget, bytes = pool->bytes + more;
+    pool_unlock();
+    return budget && bytes > budget ? bytes - budget : 0;
+}
+
 void kv_pool_set_budget(struct kv_pool *pool, size_t bytes) {
     pool_lock();
     pool->budget = bytes;

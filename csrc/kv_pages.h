@@ -52,7 +52,9 @@ struct kv_count kv_count_start(void);
 void kv_count_page(struct kv_count *count, uint8_t *page);
 size_t kv_count_end(const struct kv_count *count);
 
-// Return pool->bytes and set pool->budget. Pages in use are kept.
+// Return pool->bytes, and by how much the pool would exceed its budget with more bytes; set pool->budget. Pages in use
+// are kept.
 size_t kv_pool_bytes(const struct kv_pool *pool);
+size_t kv_pool_excess(struct kv_pool *pool, size_t more);
 void kv_pool_set_budget(struct kv_pool *pool, size_t bytes);
 #endif

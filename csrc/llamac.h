@@ -200,12 +200,10 @@ void llamac_model_describe(const llamac_model *model, llamac_model_info *info);
 // offsets in the file. *bytes receives its size. The copy belongs to the model. Unlike the file, it cannot change.
 const void *llamac_model_tables(const llamac_model *model, size_t *bytes);
 
-// Limits the bytes of KV pages of all sessions of a model; 0: no limit. The limit applies separately to pages in host
-// memory and on a device. An eval that needs more fails with LLAMAC_NO_MEMORY. Any thread may call this at any time.
+// Limit (0: do not), and return, the bytes of KV pages of all sessions of a model except those of its MTP layer. The
+// limit applies separately to host memory and a device, whose sum is returned. A shared page counts once. An eval that
+// needs more fails with LLAMAC_NO_MEMORY. Any thread may call these functions at any time.
 void llamac_set_kv_budget(llamac_model *model, size_t bytes);
-
-// Returns the total bytes of KV pages of all sessions of a model, in host memory and on a device. A shared page counts
-// once. Any thread may call this at any time.
 size_t llamac_kv_bytes(const llamac_model *model);
 
 enum { LLAMAC_MAX_RANK = 4096 };
@@ -222,7 +220,8 @@ int llamac_model_adapt(llamac_model *model, const char *matrix, int rank, const 
                        size_t b_bytes, const float *scales, size_t n_scales, llamac_error *err);
 
 // Replaces a tensor's data in the file with `data`, or adds an optional tensor that the file does not have: strips of
-// any dtype for a matrix, f32 for a vector. Call this before the model's first session. `data` is borrowed until
+// any dtype for a matrix, f32 for a vector. A tied output matrix does not change with the embedding: to replace it, too,
+// call this also for "output.weight". Call this before the model's first session. `data` is borrowed until
 // llamac_model_close. Error: LLAMAC_BAD_ARGUMENT.
 int llamac_model_replace(llamac_model *model, const char *tensor, int dtype, const void *data, size_t bytes,
                          llamac_error *err);

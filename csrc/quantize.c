@@ -57,6 +57,22 @@ static void quantize_ternary(const float *w, size_t rows, size_t columns, const 
     }
 }
 
+// Fills the weights of columns. Importances are divided by a power of two near the largest one, so that weighted errors
+// are finite numbers. Columns without importance have a weight that only matters in blocks of such columns, whose scale
+// would otherwise be arbitrary.
+static void fill_weights(const float *importance, size_t columns, size_t padded, float *weight) {
+    float most = 0;
+    for (size_t k = 0; importance && k < columns; k++) most = importance[k] > most ? importance[k] : most;
+    int exponent;
+    frexp((double)most, &exponent);
+    const double unit = ldexp(1, -exponent);
+    for (size_t k = 0; k < columns; k++) {
+        const float own = importance ? (float)((double)importance[k] * unit) : 1;
+        weight[k] = own > 0x1p-60f ? own : 0x1p-60f;
+    }
+    for (size_t k = columns; k < padded; k++) weight[k] = 0;
+}
+
 int llamac_quantize(int dtype, const float *w, size_t rows, size_t columns, const float *importance,
                     const float *feedback, const char *isa, void *out, llamac_error *err) {
     if (dtype <= 0 || dtype >= LLAMAC_N_DTYPES || !dtype_table[dtype].has_row_scales)
@@ -80,13 +96,13 @@ int llamac_quantize(int dtype, const float *w, size_t rows, size_t columns, cons
     float *weight = mem_alloc(padded + strips * quantize_strip_floats((int)columns, feedback != NULL), sizeof(float),
                               "quantizing a strip", err);
     if (!weight) return -1;
-    for (size_t k = 0; k < padded; k++) weight[k] = k >= columns ? 0 : importance ? importance[k] : 1;
+    const fp_control saved = fp_control_reset();
+    fill_weights(importance, columns, padded, weight);
     const struct quantize q = {
         .dtype = dtype, .columns = (int)columns, .rows = rows, .strip_bytes = dtype_strip_bytes(dtype, columns),
         .w = w, .weight = weight, .is_weighted = importance != NULL, .feedback = feedback,
         .clip = most_clipping(dtype, importance != NULL), .scratch = weight + padded, .out = out,
     };
-    const fp_control saved = fp_control_reset();
     kernels->quantize(&q);
     fp_control_restore(saved);
     mem_free(weight);

@@ -102,10 +102,13 @@ void session_set_length(struct sequence *q, int length) { __atomic_store_n(&q->l
 
 uint8_t *session_take_page(struct llamac_session *s, const struct kv_group *g, llamac_error *err) {
     const size_t max_pages = (size_t)s->n_sequences * (size_t)ceil_div(s->context, KV_PAGE);
-    uint8_t *page = kv_page_alloc(s->pages, g->page_bytes, max_pages, err);
+    llamac_error own = { 0 };   // `err` stays as it is if dropped states make room
+    uint8_t *page = kv_page_alloc(s->pages, g->page_bytes, max_pages, &own);
     // drafts do not evict kept states: their branches share those, and may be rejected
-    if (!page && !s->n_branches && session_drop_kept(s)) page = kv_page_alloc(s->pages, g->page_bytes, max_pages, err);
+    while (!page && !s->n_branches && session_drop_state(s))
+        page = kv_page_alloc(s->pages, g->page_bytes, max_pages, &own);
     if (page) count_pages(s, g, 1);
+    else if (err) *err = own;
     return page;
 }
 void session_release_page(struct llamac_session *s, const struct kv_group *g, uint8_t *page) {
@@ -137,13 +140,18 @@ static int pages_at_once(const struct llamac_session *s, const struct kv_group *
     return (g->window + KV_REWIND + chunk_rows(s)) / KV_PAGE + 2;
 }
 
-// Appends pages to a table, for positions up to `length`. A windowed group gets no more than it needs at once: while
-// chunks are computed, session_slide moves pages that left the window to the end.
+// Returns where the pages of a table end before an eval that computes positions up to `length`. A windowed group gets no
+// more than it needs at once: while chunks are computed, session_slide moves pages that left the window to the end.
+static int reserved_end(const struct llamac_session *s, const struct kv_group *g, const struct kv_table *kv,
+                        int length) {
+    const int wanted = ceil_div(length, KV_PAGE);
+    return g->window ? min_int(wanted, kv->end + pages_at_once(s, g)) : wanted;
+}
+
 static int append_pages(struct llamac_session *s, const struct kv_group *g, struct kv_table *kv, int length,
                         llamac_error *err) {
-    const int at_once = pages_at_once(s, g);
+    const int end = reserved_end(s, g, kv, length);
     kv->wanted = ceil_div(length, KV_PAGE);
-    const int end = g->window ? min_int(kv->wanted, kv->end + at_once) : kv->wanted;
     while (kv->end < end) {
         uint8_t *page = session_take_page(s, g, err);
         if (!page) return -1;
@@ -165,17 +173,33 @@ size_t session_pages_limit(const struct llamac_session *s, int length) {
     return bytes + (size_t)(length ? n_states : 0) * s->state_group.page_bytes;
 }
 
-// Replaces the partial page at the end of a sequence with a copy if it is shared.
+// Returns whether the page at the end of a sequence is partial, so that the next rows write to it, and shared.
+static int shares_last_page(const struct kv_table *kv, int length) {
+    return length % KV_PAGE && kv_page_is_shared(kv->pages[length / KV_PAGE]);
+}
+
+// Replaces such a page with a copy.
 static int own_last_page(struct llamac_session *s, const struct kv_group *g, struct kv_table *kv, int length,
                          llamac_error *err) {
+    if (!shares_last_page(kv, length)) return 0;
     uint8_t **last = &kv->pages[length / KV_PAGE];
-    if (length % KV_PAGE == 0 || !kv_page_is_shared(*last)) return 0;
     uint8_t *copy = session_take_page(s, g, err);
     if (!copy) return -1;
     const int failed = kv_page_copy(copy, *last, err);
     session_release_page(s, g, failed ? copy : *last);
     if (!failed) *last = copy;
     return failed;
+}
+
+size_t session_missing_bytes(const struct llamac_session *s, int sequence, int length) {
+    const struct sequence *q = &s->sequences[sequence];
+    size_t bytes = 0;
+    for (int i = 0; i < s->n_groups && length > q->length; i++) {
+        const struct kv_group *g = &s->groups[i];
+        const int pages = reserved_end(s, g, &q->kv[i], length) - q->kv[i].end;
+        bytes += (size_t)(max_int(0, pages) + shares_last_page(&q->kv[i], q->length)) * g->page_bytes;
+    }
+    return bytes;
 }
 
 int session_reserve_pages(struct llamac_session *s, int sequence, int length, llamac_error *err) {

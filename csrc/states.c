@@ -16,6 +16,7 @@
 //
 // Each draft has a state of its own until the drafts are discarded, so a sequence can continue after any of them.
 #include "common.h"
+#include "error.h"
 #include "session.h"
 
 enum {
@@ -58,13 +59,6 @@ static void retire_state(struct llamac_session *s, struct sequence *q, int i) {
     remove_state(s, q, i);
 }
 
-int session_drop_kept(struct llamac_session *s) {
-    int dropped = 0;
-    for (int i = 0; i < s->n_sequences; i++)
-        while (s->sequences[i].n_states > 1) remove_state(s, &s->sequences[i], 0), dropped = 1;
-    return dropped;
-}
-
 int session_cut_length(const struct llamac_session *s, const struct sequence *q, int length) {
     if (!s->state_group.page_bytes || length == q->length) return length;
     int cut = 0;
@@ -72,22 +66,43 @@ int session_cut_length(const struct llamac_session *s, const struct sequence *q,
     return cut;
 }
 
-// Removes a state if there are too many, but none of the last two. Ends of prompts go only if no others are left. Among
-// equals, removes the one that adds the least to what a truncation recomputes, relative to its distance from the end.
+// What is lost with a state. Ends of prompts are worth more than all others. Among equals, the loss is what truncations
+// recompute without the state, relative to its distance from the end.
+struct loss { int of_prompt; double recomputed; };
+
+static struct loss loss_of(const struct sequence *q, int i) {
+    const int before = i ? q->states[i - 1].length : 0, end = q->states[q->n_states - 1].length;
+    const double rows = q->states[i + 1].length - before;
+    return (struct loss){ q->states[i].kept == KEPT_PROMPT, rows / (end - q->states[i].length + KEPT_NEAR_END) };
+}
+static int is_less(struct loss a, struct loss b) {
+    return a.of_prompt != b.of_prompt ? a.of_prompt < b.of_prompt : a.recomputed < b.recomputed;
+}
+
+// Removes the state that is the least loss if there are too many, but none of the last two.
 static void thin_out(struct llamac_session *s, struct sequence *q) {
     if (q->n_states <= session_max_kept(s)) return;
-    const int n = q->n_states, end = q->states[n - 1].length;
-    int best = -1, best_of_prompt = 0;
-    double best_cost = 0;
-    for (int i = 0; i < n - 2; i++) {
-        const struct state *state = &q->states[i];
-        const int before = i ? q->states[i - 1].length : 0;
-        const double cost = (double)(q->states[i + 1].length - before) / (end - state->length + KEPT_NEAR_END);
-        const int of_prompt = state->kept == KEPT_PROMPT;
-        if (best >= 0 && (of_prompt > best_of_prompt || (of_prompt == best_of_prompt && cost >= best_cost))) continue;
-        best = i, best_of_prompt = of_prompt, best_cost = cost;
-    }
-    remove_state(s, q, best);
+    int least = 0;
+    for (int i = 1; i < q->n_states - 2; i++)
+        if (is_less(loss_of(q, i), loss_of(q, least))) least = i;
+    remove_state(s, q, least);
+}
+
+// Takes one of the states whose pages are shared only if there are no others: their memory may stay in use.
+int session_drop_state(struct llamac_session *s) {
+    struct sequence *from = NULL;
+    struct loss smallest = { 0 };
+    int least = 0, least_shared = 0;
+    for (int i = 0; i < s->n_sequences; i++)
+        for (int k = 0; k < s->sequences[i].n_states - 1; k++) {
+            struct sequence *q = &s->sequences[i];
+            const struct loss loss = loss_of(q, k);
+            const int shared = kv_page_is_shared(q->states[k].page);
+            if (from && (shared != least_shared ? shared : !is_less(loss, smallest))) continue;
+            from = q, least = k, smallest = loss, least_shared = shared;
+        }
+    if (from) remove_state(s, from, least);
+    return from != NULL;
 }
 
 // Makes a state the last one of a sequence. The page of the state before it becomes spare unless that is kept.
@@ -128,6 +143,39 @@ void session_add_states(struct llamac_session *s, struct sequence *q, const int3
 
 // ---- evals
 
+// Returns how many spare pages a sequence needs for an eval that gives it `rows` of n_rows rows.
+static int spares_for(const struct llamac_session *s, int rows, int n_rows) {
+    return !rows || !s->state_group.page_bytes ? 0 : rows > 1 && n_rows > CHUNK_ROWS ? 2 : 1;
+}
+
+// Returns the bytes of all states but the last one of each sequence, which the pool gets back if no other session holds
+// them.
+static size_t droppable_bytes(const struct llamac_session *s) {
+    struct kv_count count = kv_count_start();
+    for (int i = 0; i < s->n_sequences; i++)
+        if (s->sequences[i].n_states) kv_count_page(&count, s->sequences[i].states[s->sequences[i].n_states - 1].page);
+    const size_t last = count.bytes;
+    for (int i = 0; i < s->n_sequences; i++)
+        for (int k = 0; k < s->sequences[i].n_states - 1; k++) kv_count_page(&count, s->sequences[i].states[k].page);
+    return kv_count_end(&count) - last;
+}
+
+int session_check_room(const struct llamac_session *s, const int *lengths, int n_rows, llamac_error *err) {
+    if (!s->state_group.page_bytes) return 0;
+    size_t missing = 0;
+    for (int i = 0; i < s->n_sequences; i++) {
+        const struct sequence *q = &s->sequences[i];
+        const int spares = spares_for(s, lengths[i] - q->length, n_rows) - q->n_spares;
+        missing += session_missing_bytes(s, i, lengths[i]) + (size_t)max_int(0, spares) * s->state_group.page_bytes;
+    }
+    const size_t excess = kv_pool_excess(s->pages, missing), droppable = excess ? droppable_bytes(s) : 0;
+    if (excess <= droppable) return 0;
+    return err_set(err, LLAMAC_NO_MEMORY,
+                   "with the %zu bytes that the eval needs, the KV caches of this model would exceed their budget by "
+                   "%zu bytes, and earlier states of recurrent layers take %zu. Truncate sequences, close sessions, or "
+                   "raise the budget", missing, excess, droppable);
+}
+
 int session_reserve_state(struct llamac_session *s, struct sequence *q, int length, int n_rows, llamac_error *err) {
     const int rows = length - q->length;
     if (!rows || !s->state_group.page_bytes) return 0;
@@ -137,7 +185,7 @@ int session_reserve_state(struct llamac_session *s, struct sequence *q, int leng
     for (int i = 0; i < q->n_states && q->is_prompt; i++)
         if (q->states[i].length > q->prompt_start && q->states[i].kept) q->states[i].kept = KEPT;
     if (q->is_prompt) q->prompt_end = length;
-    for (const int needed = rows > 1 && n_rows > CHUNK_ROWS ? 2 : 1; q->n_spares < needed; q->n_spares++) {
+    for (const int needed = spares_for(s, rows, n_rows); q->n_spares < needed; q->n_spares++) {
         q->spares[q->n_spares] = session_take_page(s, &s->state_group, err);
         if (!q->spares[q->n_spares]) return -1;
     }

@@ -194,15 +194,24 @@ cdef class Session:
 
     def tokens(self, sequence=0):
         """Return the token ids at the positions of a sequence."""
-        cdef int c_sequence = as_int(sequence, "sequence"), n = self.length(c_sequence)
-        return self._tokens._list(c_sequence, n)
+        cdef int c_sequence = as_int(sequence, "sequence")
+        self._enter()  # an eval stores its tokens at its end
+        try:
+            return self._tokens._list(c_sequence, self.length(c_sequence))
+        finally:
+            self._busy = False
 
     def common_prefix(self, const int32_t[::1] ids not None, sequence=0):
         """Return how many of these ids a sequence starts with, before the first position that a shift has moved."""
         cdef int i = 0, c_sequence = as_int(sequence, "sequence")
-        cdef int n = min(self._tokens._n_unmoved(c_sequence, self.length(c_sequence)), <int>ids.shape[0])
-        while i < n and self._tokens._ids[c_sequence][i] == ids[i]:
-            i += 1
+        cdef int n
+        self._enter()
+        try:
+            n = min(self._tokens._n_unmoved(c_sequence, self.length(c_sequence)), <int>ids.shape[0])
+            while i < n and self._tokens._ids[c_sequence][i] == ids[i]:
+                i += 1
+        finally:
+            self._busy = False
         return i
 
     def cut_length(self, int sequence, int length):
@@ -281,7 +290,8 @@ cdef class Session:
 
     def exchange(self, Session other not None):
         """Exchange the sequences, and what computes them, with another session of the model and of this size. Logits
-        for `sample` stay where they are."""
+        for `sample` stay where they are, and drafts are discarded."""
+        cdef llamac_error err
         other._enter()
         try:
             self._enter()
@@ -291,6 +301,8 @@ cdef class Session:
                     raise ArgumentError("only sessions of one model with as many sequences and positions exchange them")
                 self._ptr, other._ptr = other._ptr, self._ptr
                 self._tokens, other._tokens = other._tokens, self._tokens
+                for session in (self, other):
+                    check(llamac_eval_drafts((<Session>session)._ptr, NULL, 0, NULL, NULL, &err), &err)
                 self._drafts, other._drafts, self.lost = [], [], None
             finally:
                 self._busy = False

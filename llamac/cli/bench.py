@@ -39,7 +39,7 @@ DESCRIPTION = (
     "weights and cache positions and do all multiply-adds; the slower of the two sets the limit. The limit for "
     "reading is the speed of plain memory reads (the best of 1, 2 and 4 streams, without software prefetch). The "
     "limit for multiply-adds is the speed of the kernels' own instructions with operands in the L1 cache. "
-    "Measurements of speeds and limits alternate. A LIST is numbers separated by commas. Tokens per second count all "
+    "Measurements of speeds and limits alternate. A LIST is comma-separated. Tokens per second count all "
     "sequences of a batch. Without --context, --batch and --sampling, measure the standard rows: one sequence and "
     f"{BATCH} at the beginning, one at position {LONG} or the end of the model's context, one whose tokens are drawn, "
     "and for a GGUF file the time to import it. Run nothing else on the machine."

@@ -61,10 +61,10 @@ def _add_weights(group: Group) -> None:
         choices=(*DTYPES, "auto", "q8_0", "q4_0"),
         metavar="DTYPE",
         help="number format of the matrices: f32, f16, bf16, q8, q6, q4, q4s, q3, q2, t2, or auto, which keeps floats "
-        "and GGUF's usual types and stores others as q8 (default: the source's; auto for GGUF files); q8, q6, q4, q4s, "
-        "q3 and q2 have about 8.25, 6.25, 4.5, 4.25, 3.5 and 2.5 bits per weight, and with q4 and fewer bits the "
-        "output matrix is q6 and attn_v is q8; t2, of 2 bits, is for models with ternary weights; "
-        "--to gguf also has q8_0 and q4_0",
+        "and GGUF's usual types and stores others as q8, or as t2 if they are ternary (default: the source's; auto for "
+        "GGUF files); q8, q6, q4, q4s, q3 and q2 have about 8.25, 6.25, 4.5, 4.25, 3.5 and 2.5 bits per weight, and "
+        "with q4 and fewer bits the output matrix is q6 and attn_v is q8; t2, of 2 bits, is for models with ternary "
+        "weights; --to gguf also has q8_0 and q4_0",
     )
     group.add_argument("--pure", action="store_true", help="with q4 and fewer bits: store no matrix in a wider format")
     group.add_argument(

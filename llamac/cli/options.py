@@ -95,12 +95,14 @@ def add_max_memory(group: Group) -> None:
     )
 
 
-def add_kernels(group: Group, kv_dtypes: tuple[KVDtype, ...] = KV_DTYPES) -> None:
-    """Add --kv-dtype, --isa and --numerics."""
+def add_kernels(
+    group: Group, kv_dtypes: tuple[KVDtype, ...] = KV_DTYPES, kv_default: str = "f32 for models in f32, else f16"
+) -> None:
+    """Add --kv-dtype, with a description of its default, --isa and --numerics."""
     group.add_argument(
         "--kv-dtype",
         choices=kv_dtypes,
-        help="number format of the KV cache (default: f32 for models in f32, else f16)",
+        help=f"number format of the KV cache (default: {kv_default})",
     )
     group.add_argument(
         "--isa",

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 DESCRIPTION = (
     "Compare the next-token probabilities of models with those of the model that they were made from: perplexity, "
-    "Kullback-Leibler divergence and the share of equal best tokens, on a text, next to the bits per weight."
+    "Kullback-Leibler divergence and the share of positions with the same most probable token, on a text, next to "
+    "the bits per weight."
 )
 EXAMPLES = """\
   llamac quality model-q4.bin --against path/to/checkpoint
@@ -71,12 +72,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text.add_argument("--window", type=int, default=256, metavar="N", help="tokens that the models see at once")
     costs = parser.add_argument_group("costs of parts")
     costs.add_argument(
-        "--layers", action="store_true", help="also evaluate BASE with one layer after the other in MODEL's form"
+        "--layers", action="store_true", help="also evaluate BASE with one layer at a time in MODEL's form"
     )
     costs.add_argument(
         "--tensors",
         action="store_true",
-        help="also evaluate BASE with one tensor after the other in MODEL's form; takes an evaluation for each tensor",
+        help="also evaluate BASE with one tensor at a time in MODEL's form; takes an evaluation for each tensor",
     )
     costs.add_argument(
         "--cost-tokens",
@@ -91,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     conversion.add_argument("--no-cache", action="store_true", help="do not keep converted models")
     machine = parser.add_argument_group("machine")
     add_threads(machine)
-    add_kernels(machine)
+    add_kernels(machine, kv_default="f32")
 
 
 def run(options: argparse.Namespace) -> int:

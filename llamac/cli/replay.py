@@ -18,8 +18,8 @@ STANDARD = "-"
 
 DESCRIPTION = (
     "Reproduce a result from its receipt, token for token, on this machine. The exit code is 0 if the tokens, the "
-    "text and the finish reason are the same. It is 1 if they differ; then each line names a difference. "
-    "docs/receipts.md describes receipts."
+    "text, the finish reason and the stop string are the same. It is 1 if they differ; then each line names a "
+    "difference. docs/receipts.md describes receipts."
 )
 EXAMPLES = """\
   llamac run -i "Once upon a time" --receipt receipt.json

@@ -12,7 +12,7 @@ from llamac.exit_codes import ERROR, OK
 from llamac.format.flatfile import NUMERICS
 
 DESCRIPTION = (
-    "Check in seconds that this build computes on this machine the bits that it computes everywhere. The command "
+    "Check in seconds that this build computes the same bits on this machine as everywhere else. The command "
     "computes tiny models of every stored dtype with every kernel set of this processor, on several threads, in chunks "
     "and in batches, then draws tokens and encodes a text. It compares SHA-256 hashes of the results with recorded "
     "ones. Exit code 1 means a difference. `llamac check` verifies a model file."

@@ -57,8 +57,8 @@ ORIGIN = re.compile(r"null|[a-z][a-z0-9+.-]*://[^/?#@\s]+")  # as browsers send 
 
 DESCRIPTION = (
     "Serve a model over HTTP, for clients of OpenAI's and Anthropic's APIs. The server computes requests together. "
-    "After Ctrl-C or SIGTERM it finishes all requests, then stops; a second Ctrl-C stops it at once. docs/server.md "
-    "describes the endpoints."
+    "After Ctrl-C or SIGTERM it finishes requests for at most --drain seconds, then stops; a second Ctrl-C stops it at "
+    "once. docs/server.md describes the endpoints."
 )
 EXAMPLES = """\
   llamac serve                                          the built-in model on http://127.0.0.1:8000

@@ -95,7 +95,7 @@ def _add_text(group: Group) -> None:
     group.add_argument(
         "--inputs",
         metavar="FILE",
-        help="read token ids or embeddings from a .npy or safetensors file, such as one of --dump",
+        help="read token ids or embeddings from a .npy or safetensors file, such as one that --dump wrote",
     )
     group.add_argument(
         "-n",

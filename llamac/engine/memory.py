@@ -45,8 +45,8 @@ class MemoryPlan:
         tokenizer: The tokenizer, and the tables for guides and banned strings.
         activations: Activations of the largest pass.
         logits: Logits, and the scratch memory for sampling.
-        draft: All parts of the draft model, or what the model's MTP layer needs to draft; without parts on a GPU. An
-            assistant or EAGLE-3 head that the GPU could not have does not count.
+        draft: All parts of the draft model, or what the model's MTP layer needs to draft. Excludes parts on a GPU, and
+            an assistant or EAGLE-3 head that does not fit on the GPU.
         kv: The KV caches of all sequences, filled completely; 0 if the model computes on a GPU.
         device_kv: The KV caches on the GPU, which are not in the total. With "auto", both count.
         kv_per_token: The KV cache of one position.

@@ -346,12 +346,12 @@ class Model(ModelFile, Evaluating):
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of the KV caches of all sessions. Shared pages count once."""
+        """Bytes of the KV caches of all sessions except those of MTP layers. Shared pages count once."""
         return self._core.kv_bytes()
 
     @property
     def kv_budget(self) -> int | None:
-        """Maximum total bytes of the KV caches of all sessions; None: no limit. Can be set at any time.
+        """Maximum of `kv_bytes` in host memory, and of those on a device; None: no limit. Can be set at any time.
 
         An eval that needs more raises OutOfMemoryError and changes nothing.
         """

@@ -280,6 +280,7 @@ class Session(Generating, Copyable, Savable, Closeable):
         """
         import numpy as np
 
+        self.length(sequence)  # checks the sequence
         rows = draft_rows(ids, parents, sequence)
         out = np.empty((len(rows) // 4, self._core.vocab_size), np.float32)
         if rows:
@@ -331,7 +332,8 @@ class Session(Generating, Copyable, Savable, Closeable):
         """Keep the first `length` positions of a sequence. With recurrent layers, some may be recomputed.
 
         Raises:
-            ArgumentError: If the length is above the sequence's, or, other than 0, below what a window has kept.
+            ArgumentError: If `length` exceeds the sequence's length, or if it is not 0 and a window has dropped
+                positions that this length needs.
             CancelledError: After `cancel`, while recurrent layers recompute. The sequence is shorter than `length`.
             OutOfMemoryError: If there is no memory for that. The sequence is shorter than `length`.
         """

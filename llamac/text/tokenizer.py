@@ -250,7 +250,8 @@ class Tokenizer:
 
     @property
     def memory(self) -> int:
-        """Bytes by which parsing the tokenizer grew the process; 0 before that, or if the system does not report it."""
+        """Bytes by which the process grew when it parsed the tokenizer; 0 before
+        that, or if the system does not report it."""
         return self._parsed.memory if self._parsed is not None else 0
 
     @property

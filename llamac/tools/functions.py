@@ -27,14 +27,16 @@ _FIELDS = ("param", "parameter", "arg", "argument", "key", "keyword")
 def tool_schema(function: Callable[..., Any]) -> dict[str, Any]:
     """The description of a Python function as a tool, in OpenAI's form.
 
-    Name and types come from the signature, the texts from the docstring in the style of Google, NumPy or reST: what
-    comes before its sections, and the entries of its parameters. A parameter without a default is required.
+    The name and the types come from the signature. The descriptions come from the docstring, in the style of Google,
+    NumPy or reST: the text before its sections describes the tool, and the entries of the parameters describe
+    these. A parameter without a default is required.
 
     Args:
         function: The function. Every parameter needs a type annotation.
 
     Raises:
-        ArgumentError: If the function has no docstring, a parameter has no annotation, or is not a named one.
+        ArgumentError: If the function has no docstring, or if a parameter has no annotation, is positional-only, or is
+            `*args` or `**kwargs`.
     """
     name = getattr(function, "__name__", None)
     if not callable(function) or not isinstance(name, str):

@@ -296,6 +296,32 @@ static void kept_states_make_room(void) {
     close_shape();
 }
 
+// An eval that cannot succeed drops no states, and another one drops those that are the smallest loss.
+static void kept_states_make_room_one_at_a_time(void) {
+    open_recurrent();
+    llamac_session *s = open_session(model, 2, 0, 1, NULL);
+    append(s, 0, 0, N, "a prompt");
+    append(s, 1, 0, 100, "another prompt");
+    llamac_row rows[60];
+    for (int i = 0; i < 60; i++) rows[i] = (llamac_row){ 1, 1, 100 + i, 0 };
+    const size_t used = llamac_kv_bytes(model);
+    llamac_set_kv_budget(model, used - 2 * s->state_group.page_bytes);
+    CHECK(llamac_eval(s, rows, 60, NULL, NULL, &err) && err.code == LLAMAC_NO_MEMORY, "%s", err.message);
+    CHECK(llamac_length(s, 1) == 100 && llamac_kv_bytes(model) == used, "%zu, %zu", llamac_kv_bytes(model), used);
+    CHECK(llamac_cut_length(s, 0, N - 1) == 192 && llamac_cut_length(s, 1, 99) == 64, "%d, %d",
+          llamac_cut_length(s, 0, N - 1), llamac_cut_length(s, 1, 99));
+
+    llamac_set_kv_budget(model, used);
+    llamac_error unused = { .message = "unused" };
+    CHECK(!llamac_eval(s, rows, 60, NULL, NULL, &unused), "%s", unused.message);
+    CHECK(!strcmp(unused.message, "unused") && !unused.code, "%s", unused.message);
+    CHECK(llamac_cut_length(s, 0, N - 1) == 192 && llamac_cut_length(s, 1, 99) == 0, "%d, %d",
+          llamac_cut_length(s, 0, N - 1), llamac_cut_length(s, 1, 99));
+    llamac_set_kv_budget(model, 0);
+    llamac_session_close(&s);
+    close_shape();
+}
+
 static void a_restored_state_continues(void) {
     open_recurrent();
     llamac_session *s = open_session(model, 2, 0, 1, NULL);
@@ -489,6 +515,7 @@ int main(int argc, char **argv) {
         RUN(cancelled_prompts_with_short_convolutions);
         RUN(cancelled_prompts_with_experts);
         RUN(kept_states_make_room);
+    RUN(kept_states_make_room_one_at_a_time);
         RUN(a_restored_state_continues);
         RUN(earlier_states_are_restored);
         RUN(accepted_drafts_keep_states);

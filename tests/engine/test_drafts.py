@@ -90,8 +90,9 @@ def test_bad_drafts_are_refused(model: llamac.Model) -> None:
             session.eval_drafts([1, 2], [-1])
         with pytest.raises(ContextFullError, match="draft 3: position 8 does not fit the context of 8 positions"):
             session.eval_drafts([1, 2, 3, 4], [-1, 0, 1, 2])
-        with pytest.raises(ArgumentError, match="sequence"):
-            session.eval_drafts([1], [-1], sequence=1)
+        for sequence in (1, 2**31):
+            with pytest.raises(ArgumentError, match="sequence"):
+                session.eval_drafts([1], [-1], sequence=sequence)
         with pytest.raises(ArgumentError, match="draft is -1, but the session has 0"):
             session.accept(-1)
         assert session.tokens() == [1, 2, 3, 4, 5]

@@ -481,6 +481,7 @@ def test_a_busy_session_refuses_a_second_thread(busy: tuple[llamac.Model, llamac
         lambda: session.eval([1]),
         lambda: session.eval_rows([(1, 0, 0, True)]),
         lambda: session.truncate(0),
+        session.tokens,
         session.close,
         model.close,
     )

@@ -59,6 +59,26 @@ def test_weights_are_quantized_like_those_of_an_export(dtype: str) -> None:
     assert error < 4.0 ** (1 - bits)  # about the square of a step of a normal distribution
 
 
+@pytest.mark.parametrize("dtype", QUANTIZED)
+def test_only_ratios_of_importances_matter(dtype: str) -> None:
+    weights, importance = normal(16, 300), np.abs(normal(300, seed=2))
+    expected = ops.quantize(weights, dtype, importance=importance).data.tobytes()
+    for power in (-100, 100, 120):
+        scaled = np.ldexp(importance, power)
+        assert ops.quantize(weights, dtype, importance=scaled).data.tobytes() == expected, power
+
+
+@pytest.mark.parametrize("dtype", QUANTIZED)
+def test_blocks_without_importance_keep_their_numbers(dtype: str) -> None:
+    weights, importance = normal(16, 300), np.zeros(300, np.float32)
+    plain = ops.quantize(weights, dtype).dequantize()
+    for begin in (300, 128):  # no block has importance; only later blocks have
+        importance[begin:] = 1
+        found = ops.quantize(weights, dtype, importance=importance).dequantize()
+        errors = [float(np.square(made - weights)[:, :begin].mean()) for made in (found, plain)]
+        assert errors[0] < 1.2 * errors[1]
+
+
 @pytest.mark.parametrize(("dtype", "limit"), [("f32", 0), ("f16", 2.0**-11), ("bf16", 2.0**-8)])
 def test_floats_round_to_nearest(dtype: str, limit: float) -> None:
     weights = normal(19, 33)

@@ -90,7 +90,7 @@ class AsyncEngine:
         deadline: float | None = None,
         **overrides: Unpack[SamplingOverrides],
     ) -> Completion | list[Completion]:
-        """Continue prompts and return the results, in their order. The arguments and errors are those of `Engine`'s."""
+        """Continue prompts and return the results in order. The arguments and errors are those of `Engine.generate`."""
         requests: list[Request] = []
         listed: Sequence[Prompt] = [prompts] if isinstance(prompts, str) else prompts
         try:

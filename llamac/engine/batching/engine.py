@@ -400,7 +400,7 @@ class Engine(Closeable):
             prompts: A prompt, for one result; or a list of prompts, each a str or token ids.
             params: Sampling parameters of all prompts.
             priority: As for `submit`.
-            deadline: As for `submit`, measured from each prompt's own submission.
+            deadline: As for `submit`, counted from this call.
             progress: True shows a bar on standard error. A callback is called as `llamac.progress.Progress` says, with
                 the phase "generating".
             overrides: Values that replace those of `params`.

@@ -114,7 +114,7 @@ class Request:
     def cancel(self) -> None:
         """End the request now with the text generated so far and the finish_reason "cancelled".
 
-        Any thread may call this, also after the end. The engine interrupts the running step unless other requests need
+        Any thread may call this, even after the end. The engine interrupts the running step unless other requests need
         it, and frees the request's memory after the step.
         """
         self._cancelled = True

@@ -42,7 +42,7 @@ class Replay:
     """A reproduced result, compared with its receipt.
 
     Attributes:
-        identical: Whether tokens, text and finish reason equal those of the receipt.
+        identical: Whether tokens, text, finish reason and stop string equal those of the receipt.
         changes: A sentence for each difference: parts of the model, settings, tokens. A changed part does not
             necessarily change the result.
         position: The index of the first generated token that differs; None if all are equal or nothing was computed.

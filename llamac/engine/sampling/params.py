@@ -133,7 +133,8 @@ class SamplingParams:
         reasoning_budget: Maximum number of tokens inside the model's thinking tags. Then the closing tag is inserted.
         context_overflow: What happens when the context is full. "error", the default: a prompt that does not fit raises
             ContextFullError, and a generation ends with the context. "truncate_middle": the middle of a prompt is cut
-            so that it fits, with max_tokens new ones. "shift": the older half of the context is dropped, and the
+            so that it fits together with max_tokens new
+            tokens. "shift": the older half of the context is dropped, and the
             generation continues; a longer prompt is cut first.
         context_keep: Number of leading tokens of the prompt that are never dropped. Not set: in a chat, all before the
             first message that is not a system message; otherwise 4 for "shift", and half of the tokens that fit for
@@ -150,8 +151,9 @@ class SamplingParams:
             scores, without draws. 1: off.
         length_penalty: The score of a beam is the sum of its tokens' log probabilities divided by its length to this
             power. Not set: 1.
-        early_stopping: When a beam search ends. True: with `beam_width` finished sequences. False: when no beam of its
-            current length can have a better score than those. "never": when no beam of any length can. Not set: False.
+        early_stopping: When a beam search ends. True: when `beam_width` sequences have ended. False: when no running
+            beam would score better than these if it ended now. "never": when none can score better at any length. Not
+            set: False.
 
     Raises:
         ArgumentError: If a value is out of range; `ArgumentTypeError` if its type is wrong.

@@ -39,9 +39,9 @@ class Ranked:
 
     Attributes:
         index: Its index in the list of documents.
-        score: The relevance. Of a model that answers a prompt: the probability that it answers "yes" rather than "no",
-            0 to 1, or what its files make of the logits of other answers. Of a cross-encoder: its score, which is from
-            0 to 1 if the model has a sigmoid.
+        score: The relevance. For a model that answers a prompt: the probability that it answers "yes" rather than "no",
+            0 to 1, or the score that its files derive from the logits of other answers. For a cross-encoder: its score,
+            which is from 0 to 1 if the model has a sigmoid.
         document: The text.
     """
 
