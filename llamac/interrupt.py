@@ -1,9 +1,10 @@
 """Makes long computations interruptible, by Ctrl-C and by other threads.
 
 Python runs signal handlers only in its main thread and only between instructions. A computation that can take long and
-was called from the main thread therefore runs in a helper thread while the main thread waits. A computation that
-nothing can stop runs in a helper thread whichever thread calls it: an interruption then ends only the wait for it. A
-few threads run all computations of this kind, which bounds the number of those that nobody still waits for.
+was called from the main thread therefore runs in a helper thread while the main thread waits. So does what an open
+model does with a device, between whose calls no signal handler must run. A computation that nothing can stop runs in a
+helper thread whichever thread calls it: an interruption then ends only the wait for it. A few threads run all
+computations of this kind, which bounds the number of those that nobody still waits for.
 """
 
 from __future__ import annotations

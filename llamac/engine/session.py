@@ -28,7 +28,7 @@ from llamac.engine.speculation.draft_model import draft_model_of
 from llamac.engine.speculation.drafter import Drafter
 from llamac.engine.speculation.head import beside, head_of, is_drafter, reader_of
 from llamac.engine.speculation.states import States, place_in
-from llamac.engine.work import LONG_WORK, LONG_WORK_DEVICE, LONG_WORK_SCALAR, work_of
+from llamac.engine.work import LONG_WORK, LONG_WORK_SCALAR, work_of
 from llamac.errors import ArgumentError, ContextFullError, DeviceError
 from llamac.interrupt import in_main_thread
 from llamac.sizes import counted
@@ -125,9 +125,12 @@ class Session(Generating, Copyable, Savable, Closeable):
         model._memory.admit(self)
 
     def _least_long_work(self) -> int:
-        """The least work of an eval that a helper thread computes, so that Ctrl-C can interrupt it."""
+        """The least work of an eval that a helper thread computes, so that Ctrl-C can interrupt it.
+
+        On a device any eval: between two calls of CUDA, a signal handler must neither raise an error nor compute.
+        """
         if self._device != "cpu":
-            return LONG_WORK_DEVICE
+            return 0
         return LONG_WORK_SCALAR if self.isa == "scalar" else LONG_WORK
 
     # ---- facts

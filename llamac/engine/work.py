@@ -13,10 +13,9 @@ if TYPE_CHECKING:
     from llamac.engine.model import Model
     from llamac.format.flatfile import TensorRecord
 
-# The work above which an eval can take longer than about 10 ms.
+# The work above which an eval on the CPU can take longer than about 10 ms.
 LONG_WORK = 100_000_000
 LONG_WORK_SCALAR = 2_000_000
-LONG_WORK_DEVICE = 5_000_000_000
 MULTIPLY_ADD = 2
 EXP_WORK = 16  # cost of an exponential in multiply-adds
 

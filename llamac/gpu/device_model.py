@@ -6,11 +6,13 @@ The core calls a `DeviceModel` for everything that it needs of the device (csrc/
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Collection, Iterator
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from llamac import _core, plan_records
 from llamac.arguments import NUMERICS
@@ -33,6 +35,7 @@ from llamac.gpu.passes import (
     chains_of,
 )
 from llamac.gpu.weights import Weights
+from llamac.interrupt import in_main_thread, interruptible
 from llamac.progress import Progress, silent
 
 if TYPE_CHECKING:
@@ -41,6 +44,10 @@ if TYPE_CHECKING:
     from llamac.gpu.passes import Floats
 
     Observers = dict[tuple[int, int], Floats]
+
+Result = TypeVar("Result")
+Parameters = ParamSpec("Parameters")
+Method = Callable[Concatenate["DeviceModel", Parameters], Result]
 
 OUTPUT_STAGES = tuple(_core.stages().index(name) for name in ("output_norm", "logits"))
 
@@ -131,6 +138,21 @@ class Drafter(NamedTuple):
     def bytes(self) -> int:
         """The bytes by which the drafter reduces the room for the pages of the model's sessions."""
         return self.weights.bytes + self.kv_room + self.margin
+
+
+def _not_in_main_thread(method: Method[Parameters, Result]) -> Method[Parameters, Result]:
+    """Let a helper thread run a method of the main thread, where a signal handler could interrupt it anywhere.
+
+    The handler may raise an error, as for Ctrl-C, or compute with other sessions, which then wait for the method.
+    """
+
+    @wraps(method)
+    def run(self: DeviceModel, /, *arguments: Parameters.args, **options: Parameters.kwargs) -> Result:
+        if in_main_thread() and not sys.is_finalizing():  # then no other thread still runs
+            return interruptible(partial(method, self, *arguments, **options), lambda: None)
+        return method(self, *arguments, **options)
+
+    return run
 
 
 class DeviceModel:
@@ -250,6 +272,7 @@ class DeviceModel:
         self._n_parts += 1
         return Part(self._n_parts - 1, plan, ropes_of(plan), weights, min(most, LONGEST_TEXT))
 
+    @_not_in_main_thread
     def add_drafter(self, drafter: FlatFile, trunk: FlatFile) -> None:
         """Upload a drafter, once, so that its sessions can draft for this model's. This reduces `kv_room`.
 
@@ -330,6 +353,7 @@ class DeviceModel:
 
     # ---- what the core calls
 
+    @_not_in_main_thread
     def alloc(self, size: int) -> int:
         """New memory for pages."""
         with self._exclusively():
@@ -337,6 +361,7 @@ class DeviceModel:
             self._page_bytes[address] = size
             return address
 
+    @_not_in_main_thread
     def alloc_states(self, size: int) -> int:
         """New memory for hidden states, which `free` frees."""
         with self._exclusively():
@@ -344,6 +369,7 @@ class DeviceModel:
             self._state_bytes[address] = size
             return address
 
+    @_not_in_main_thread
     def free(self, address: int) -> None:
         """Free memory of pages or hidden states: now, or after what the driver is doing.
 
@@ -356,11 +382,13 @@ class DeviceModel:
             finally:
                 self._lock.release()
 
+    @_not_in_main_thread
     def copy(self, to: int, source: int, size: int) -> None:
         """Copy inside the device."""
         with self._exclusively():
             self.driver.copy(to, source, size)
 
+    @_not_in_main_thread
     def download(self, address: int, to: memoryview) -> None:
         """Copy to the host."""
         import numpy as np
@@ -368,6 +396,7 @@ class DeviceModel:
         with self._exclusively():
             self.driver.download(address, np.frombuffer(to, np.uint8))
 
+    @_not_in_main_thread
     def upload(self, address: int, source: memoryview) -> None:
         """Copy from the host."""
         import numpy as np
@@ -484,6 +513,7 @@ class DeviceModel:
         states = sum(list(self._state_bytes.values()))
         return states + sum(graph.bytes for graph in list(self._graphs.values()))
 
+    @_not_in_main_thread
     def memory(self) -> DeviceMemory | None:
         """The memory in use now; None if the device is lost."""
         with contextlib.suppress(DeviceError), self._exclusively():
@@ -496,11 +526,13 @@ class DeviceModel:
             )
         return None
 
+    @_not_in_main_thread
     def check_timer(self) -> None:
         """Raise UnsupportedError if the device cannot measure."""
         with self._exclusively():
             self.driver.timer(1).close()
 
+    @_not_in_main_thread
     def copy_rate(self) -> float:
         """The bytes per second that the device reads and writes when it copies a large block.
 
@@ -512,6 +544,7 @@ class DeviceModel:
         with self._exclusively():
             return copy_rate(self.driver)
 
+    @_not_in_main_thread
     def abandon(self, failure: DeviceError) -> bool:
         """Free everything while sessions still have pages on the device, which has failed.
 
@@ -523,6 +556,7 @@ class DeviceModel:
             self._close()
         return is_first
 
+    @_not_in_main_thread
     def close(self) -> None:
         """Free everything. No session may still use the device."""
         with self._lock:

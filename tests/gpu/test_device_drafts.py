@@ -18,7 +18,6 @@ from llamac import _core
 from llamac.engine.rows import appended_rows, as_ids
 from llamac.engine.speculation.draft_model import DraftModel
 from llamac.engine.speculation.mtp import MtpDrafter
-from llamac.engine.work import LONG_WORK_DEVICE
 from llamac.errors import ArgumentError, CancelledError, LlamacWarning, UnsupportedError
 from llamac.gpu.device_model import layers_share
 from prophet import draft_with_models, results
@@ -148,8 +147,7 @@ def test_tokens_of_drafts_and_after_them_are_drawn_on_the_device(
     rates = []
     drawn = {"temperature": 0.8, "top_k": 40}
     other = write_model(tmp_path / "m.bin", attention_model())
-    for path, how, long_work in (knowing, {}, LONG_WORK_DEVICE), (other, drawn, 0):
-        monkeypatch.setattr("llamac.engine.session.LONG_WORK_DEVICE", long_work)  # 0: helper threads compute passes
+    for path, how in (knowing, {}), (other, drawn):
         with llamac.load(path, device=device) as model, llamac.load(path) as cpu:
             row = 4 * model.config["vocab_size"]
             options = {**GREEDY, "max_tokens": 14, **how}

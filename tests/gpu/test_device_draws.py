@@ -171,13 +171,10 @@ def test_an_eval_of_another_session_is_not_drawn_from(
         assert tokens == [int(logits[: model.n_token_ids].argmax())]
 
 
-@pytest.mark.parametrize("is_long", [False, True])
 def test_a_stream_draws_on_the_device_of_its_own_session(
-    tmp_path: Path, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch, is_long: bool
+    tmp_path: Path, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if its passes take long, and a helper thread computes them."""
-    if is_long:
-        monkeypatch.setattr("llamac.engine.session.LONG_WORK_DEVICE", 0)
+    """Although a helper thread computes its passes."""
     monkeypatch.setenv("LLAMAC_CACHE", str(kernel_cache.parent))
     path = write_model(tmp_path / "model.bin", checkpoint(llama_config()))
     deliver = DrawMemory.deliver
