@@ -7,6 +7,7 @@ a current device, what a capture allows, memory that is still in use.
 from __future__ import annotations
 
 import ctypes
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -43,7 +44,9 @@ class FakeRuntime:
 
     def __init__(self, emulator: Emulator) -> None:
         self.emulator = emulator
-        self.current, self.devices = 0, 2
+        self.devices = 2
+        self.contexts = set[int]()  # the devices that have one
+        self._thread = threading.local()  # .context: its current one; 0: none
         self.fail: dict[str, int] = {}  # the error that the next call of a function reports
         self.pinned: dict[int, Any] = {}
         self.streams, self.executables = set[int](), dict[int, list[Callable[[], object]]]()
@@ -52,9 +55,20 @@ class FakeRuntime:
         self.graphs: dict[int, list[Callable[[], object]]] = {}
         self._numbers = iter(range(1, 1 << 60))
 
+    @property
+    def current(self) -> int:
+        """The current context of the thread: the number of its device and 1; 0: none."""
+        return getattr(self._thread, "context", 0)
+
+    @current.setter
+    def current(self, context: int) -> None:
+        self._thread.context = context
+
     def check(self, name: str, in_capture: bool = False) -> None:
         if name in self.fail:
             raise CUDARuntimeError(self.fail.pop(name))
+        if not self.current:
+            self.setDevice(0)
         if self.capturing is not None and not in_capture:
             raise CUDARuntimeError(900)
 
@@ -64,14 +78,13 @@ class FakeRuntime:
         else:
             self.capturing.append(operation)
 
-    def getDevice(self) -> int:
-        return self.current
-
     def setDevice(self, device: int) -> None:
-        self.check("setDevice", in_capture=True)
+        if "setDevice" in self.fail:
+            raise CUDARuntimeError(self.fail.pop("setDevice"))
         if device >= self.devices:
             raise CUDARuntimeError(101)
-        self.current = device
+        self.contexts.add(device)
+        self.current = 1 + device
 
     def getDeviceProperties(self, device: int) -> dict[str, Any]:
         names = {"name": b"NVIDIA Fake", "major": 9, "minor": 0, "multiProcessorCount": 132}
@@ -172,6 +185,7 @@ class FakeRuntime:
         return self.events[end] - self.events[start]
 
     def eventSynchronize(self, event: int) -> None:
+        self.check("eventSynchronize")
         assert event in self.events
 
     def eventDestroy(self, event: int) -> None:
@@ -189,6 +203,14 @@ class FakeDriver:
         self.modules: dict[int, bytes] = {}
         self.functions: dict[int, str] = {}
         self.most_shared: dict[int, int] = {}
+
+    def ctxGetCurrent(self) -> int:
+        if not self.runtime.contexts:  # CUDA has not started
+            raise CUDADriverError(3)
+        return self.runtime.current
+
+    def ctxSetCurrent(self, ctx: int) -> None:
+        self.runtime.current = ctx
 
     def moduleLoadData(self, image: bytes) -> int:
         self.modules[len(self.modules) + 1] = image

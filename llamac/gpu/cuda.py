@@ -6,9 +6,11 @@ import contextlib
 import ctypes
 import gc
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from llamac.errors import ArgumentError, DeviceError, LlamacError, OutOfMemoryError, UnsupportedError
 from llamac.gpu.cuda_errors import llamac_error
@@ -67,6 +69,7 @@ class Cuda:
         self._after_kernel = False  # the stream's last operation is a kernel
         self._problem: str | None = None  # why the device is lost; None: it is not
         self._guard = _Guard(self)
+        self._context = self._guard.context()
         with self._guard("looking for a device"):
             self.properties = self._described()
             version = self._runtime.driverGetVersion()
@@ -86,7 +89,8 @@ class Cuda:
                 for code in codes:
                     self._load(code)
                 self._stream = self._runtime.streamCreateWithFlags(self._runtime.streamNonBlocking)
-                self._ring = PinnedRing(self._runtime, self._stream)
+                enter = partial(self._cupy.driver.ctxSetCurrent, self._context)
+                self._ring = PinnedRing(self._runtime, self._stream, enter)
         except BaseException:
             self.close()
             raise
@@ -328,7 +332,10 @@ class _Graph:
 
 
 class _Guard:
-    """Makes a driver's device the thread's current one in a `with` block, and CuPy's exceptions llamac's."""
+    """Makes a driver's context the thread's current one in a `with` block, and CuPy's exceptions llamac's.
+
+    The context, because setting the current device back would create a context on a device that is not the driver's.
+    """
 
     def __init__(self, driver: Cuda) -> None:
         self._driver = driver
@@ -340,29 +347,40 @@ class _Guard:
         self._what = what
         return self
 
+    def context(self) -> int:
+        """The context of the driver's device, which a thread of its own creates: the caller's keeps its device."""
+        cupy, device = self._driver._cupy, self._driver._device
+
+        def create() -> int:
+            cupy.runtime.setDevice(device)
+            return cupy.driver.ctxGetCurrent()
+
+        self._what = "looking for a device"
+        try:
+            with ThreadPoolExecutor(1) as pool:
+                return pool.submit(create).result()
+        except Exception as error:
+            self._raise(error)
+
     def __enter__(self) -> None:
         driver = self._driver
         if driver._problem is not None:
             raise DeviceError(f"{self._what}: the device is lost: {driver._problem}", lost=True)
         try:
-            self._before = driver._runtime.getDevice()
-            driver._runtime.setDevice(driver._device)
+            self._before = driver._cupy.driver.ctxGetCurrent()
+            driver._cupy.driver.ctxSetCurrent(driver._context)
         except Exception as error:
             self._raise(error)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        driver = self._driver
-        if self._before != driver._device:
-            try:
-                driver._runtime.setDevice(self._before)
-            except Exception as failure:
-                error = error or failure
+        with contextlib.suppress(Exception):  # what the block did has worked
+            self._driver._cupy.driver.ctxSetCurrent(self._before)
         if isinstance(error, Exception) and not isinstance(error, LlamacError):
             self._raise(error)
 
-    def _raise(self, error: Exception) -> None:
+    def _raise(self, error: Exception) -> NoReturn:
         cupy = self._driver._cupy
         if not isinstance(error, cupy.runtime.CUDARuntimeError | cupy.driver.CUDADriverError):
             raise error

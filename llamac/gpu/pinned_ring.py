@@ -33,11 +33,13 @@ class PinnedRing:
     Args:
         runtime: CuPy's module.
         stream: The stream of the copies.
+        enter: Makes the stream's context the current one of the ring's threads.
     """
 
-    def __init__(self, runtime: Runtime, stream: int) -> None:
+    def __init__(self, runtime: Runtime, stream: int, enter: Callable[[], None]) -> None:
         self._runtime = runtime
         self._stream = stream
+        self._enter = enter
         self._memory = runtime.hostAlloc(CAPACITY, 0)
         self._end = 0  # counts bytes like _Part.start
         self._parts: deque[_Part] = deque()  # that the device may still use
@@ -92,6 +94,7 @@ class PinnedRing:
     def _receive(self, event: int, to: int, at: int, size: int) -> None:
         """Copy part of the ring to the host once an event has happened."""
         try:
+            self._enter()
             self._runtime.eventSynchronize(event)
         finally:
             self._events.append(event)
