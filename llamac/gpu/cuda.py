@@ -384,7 +384,7 @@ class _Guard:
         cupy = self._driver._cupy
         if not isinstance(error, cupy.runtime.CUDARuntimeError | cupy.driver.CUDADriverError):
             raise error
-        found = llamac_error(error, self._what)
+        found = llamac_error(error, self._what, has_started=bool(self._driver._stream))
         if isinstance(found, DeviceError) and found.lost:
             self._driver._problem = str(found)
         try:

@@ -6,7 +6,8 @@ from llamac.errors import DeviceError, LlamacError, OutOfMemoryError, Unsupporte
 
 _OUT_OF_MEMORY = 2
 
-# Errors before anything works, by their numbers, which the runtime and the driver share.
+# Errors of a driver that does not start, by their numbers, which the runtime and the driver share. Once it has started,
+# it does not work any more.
 _CANNOT_START = {
     3: "CUDA cannot start in a process that was forked after CUDA had started; start it with the method spawn",
     34: "the driver's library is a stub; remove CUDA's stubs folder from LD_LIBRARY_PATH",
@@ -23,6 +24,8 @@ _CANNOT_START = {
 # Errors after which CUDA no longer works in this process.
 _LOST = {
     214: "the device's memory is defective; replace the device if this happens again",
+    220: "a connection to another device over NVLink failed",
+    226: "the device's hardware, or a connection between devices, failed",
     700: "a kernel used an address that is not the device's",
     702: "a kernel ran too long: the device also drives a display",
     710: "a kernel stopped itself",
@@ -32,8 +35,9 @@ _LOST = {
     717: "a kernel used an address of another kind of memory",
     718: "a kernel jumped to a wrong address",
     719: "a kernel failed",
-    720: "a kernel failed",
     721: "a kernel failed",
+    810: "the server of MPS, which shares the device among processes, has ended",
+    911: "something outside of CUDA that shares data with the device failed",
     999: "the driver failed; `dmesg` may show why (Xid)",
 }
 _LATER = "this process can no longer use its devices: restart it, or load the model for the CPU"
@@ -44,12 +48,13 @@ def why_not_started(status: int) -> str:
     return f". That is, {_CANNOT_START[status]}" if status in _CANNOT_START else ""
 
 
-def llamac_error(error: Exception, what: str) -> LlamacError:
+def llamac_error(error: Exception, what: str, *, has_started: bool) -> LlamacError:
     """An exception of CuPy as an error of this library.
 
     Args:
         error: CuPy's CUDARuntimeError or CUDADriverError, which have a `status`, or another exception of CuPy.
         what: What failed, as "loading the kernels".
+        has_started: Whether the device has worked before.
     """
     status = getattr(error, "status", None)
     text = f"{what}: {error}"
@@ -59,7 +64,8 @@ def llamac_error(error: Exception, what: str) -> LlamacError:
     elif status in _LOST:
         found = DeviceError(f"{text}. That is, {_LOST[status]}; {_LATER}", lost=True)
     elif status in _CANNOT_START:
-        found = UnsupportedError(text + why_not_started(status))
+        text += why_not_started(status)
+        found = DeviceError(text, lost=True) if has_started else UnsupportedError(text)
     else:
         found = DeviceError(text)
     found.__cause__ = error

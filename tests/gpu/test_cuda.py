@@ -269,6 +269,28 @@ def test_a_device_that_is_lost_says_so_from_then_on(cupy: tuple[Modules, FakeRun
 
 
 @pytest.mark.parametrize(
+    ("status", "problem"),
+    [
+        (220, "NVLink failed; this process can no longer use its devices: restart it"),
+        (226, "hardware, or a connection between devices, failed; this process"),
+        (810, "MPS.* ended; this process"),
+        (911, "failed; this process"),
+        (3, "CUDA cannot start in a process that was forked"),
+        (46, "another process has the device"),
+    ],
+)
+def test_after_these_errors_a_device_is_lost(cupy: tuple[Modules, FakeRuntime], status: int, problem: str) -> None:
+    """Those of a driver that cannot start as well, once it has started: in a process that was forked later, say."""
+    modules, runtime = cupy
+    cuda = Cuda(sources=SAMPLES, modules=modules)
+    runtime.fail["streamSynchronize"] = status
+    with pytest.raises(DeviceError, match=rf"^computing: cudaError{status}\. That is, .*{problem}") as caught:
+        cuda.synchronize()
+    assert caught.value.lost
+    cuda.close()
+
+
+@pytest.mark.parametrize(
     ("status", "advice"), [(35, "install a newer driver, or llamac"), (100, "there is no device"), (803, "restart")]
 )
 def test_why_a_device_cannot_be_used(cupy: tuple[Modules, FakeRuntime], status: int, advice: str) -> None:
