@@ -159,6 +159,7 @@ class FakeRuntime:
         return number
 
     def graphUpload(self, graphExec: int, stream: int) -> None:
+        self.check("graphUpload")
         assert graphExec in self.executables
 
     def graphLaunch(self, graphExec: int, stream: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -232,7 +233,7 @@ class Cuda:
             runtime.streamBeginCapture(self._stream, runtime.streamCaptureModeThreadLocal)
         self._capturing, self._after_kernel = True, False
         try:
-            with _garbage_kept():
+            with _garbage_kept:
                 yield graph
         except BaseException:
             self._capturing = False
@@ -246,9 +247,13 @@ class Cuda:
                 executable = runtime.graphInstantiate(captured)
         finally:
             self._close_part(runtime.graphDestroy, captured)
+        try:
+            with self._guard("capturing a graph"):
+                runtime.graphUpload(executable, self._stream)
+        except BaseException:
+            self._close_part(runtime.graphExecDestroy, executable)
+            raise
         self._executables.add(executable)
-        with self._guard("capturing a graph"):
-            runtime.graphUpload(executable, self._stream)
         graph.executable = executable
 
     def _end_capture(self) -> int:
@@ -301,16 +306,32 @@ class Cuda:
                 return
 
 
-@contextlib.contextmanager
-def _garbage_kept() -> Iterator[None]:
-    """Suspend the garbage collector: a capture fails if its thread frees memory, even that of another driver."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+class _GarbageKept:
+    """Suspends the garbage collector: a capture fails if its thread frees memory, even that of another driver.
+
+    The collector is the process's, so it is suspended until no thread captures any more.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._captures = 0
+        self._was_enabled = False
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._captures:
+                self._was_enabled = gc.isenabled()
+                gc.disable()
+            self._captures += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._captures -= 1
+            if not self._captures and self._was_enabled:
+                gc.enable()
+
+
+_garbage_kept = _GarbageKept()
 
 
 class _Graph:

@@ -209,6 +209,28 @@ def test_garbage_is_not_collected_in_a_capture(device: Device, cupy: tuple[Modul
     other.close()
 
 
+def test_garbage_is_not_collected_while_any_of_several_drivers_captures(device: Device, kernel_cache: Path) -> None:
+    cuda, _ = device
+    other = Cuda(sources=SAMPLES, modules=fake_cupy(kernel_cache, SAMPLES)[0])
+    first, second = cuda.capture(), other.capture()
+    for kept, step in (
+        (True, first.__enter__),
+        (True, second.__enter__),
+        (True, lambda: first.__exit__(None, None, None)),
+        (False, lambda: second.__exit__(None, None, None)),
+    ):
+        step()
+        assert gc.isenabled() is not kept
+    gc.disable()
+    try:
+        with cuda.capture():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+    other.close()
+
+
 def test_a_graph_replays_what_was_captured(device: Device) -> None:
     cuda, runtime = device
     x = put(cuda, np.arange(64, dtype=np.float32))
@@ -234,11 +256,13 @@ def test_a_graph_replays_what_was_captured(device: Device) -> None:
     with pytest.raises(ZeroDivisionError), cuda.capture() as graph:
         raise ZeroDivisionError
     assert runtime.capturing is None
-    runtime.fail["graphInstantiate"] = 2
-    with pytest.raises(OutOfMemoryError), cuda.capture() as graph:
-        pass
-    with pytest.raises(ArgumentError, match="its capture failed"):
-        graph.replay()
+    for function in ("graphInstantiate", "graphUpload"):
+        runtime.fail[function] = 2
+        with pytest.raises(OutOfMemoryError), cuda.capture() as graph:
+            pass
+        assert not runtime.executables
+        with pytest.raises(ArgumentError, match="its capture failed"):
+            graph.replay()
 
 
 def test_memory_that_the_device_does_not_have(device: Device) -> None:
