@@ -86,10 +86,11 @@ def compile_file(nvrtc: Nvrtc, source: Path, capability: tuple[int, int]) -> byt
         nvrtc.compileProgram(program, (*OPTIONS, f"--gpu-architecture=sm_{capability[0]}{capability[1]}"))
         return nvrtc.getCUBIN(program)
     except nvrtc.NVRTCError as error:
-        version = ".".join(map(str, nvrtc.getVersion()))
+        version = nvrtc.getVersion()
+        package = "nvidia-cuda-nvrtc-cu12" if version[0] == 12 else "nvidia-cuda-nvrtc"
         raise DeviceError(
-            f"NVRTC {version} does not compile {source.name} for compute capability {capability[0]}.{capability[1]}; "
-            f"a newer device needs a newer NVRTC (pip install -U nvidia-cuda-nvrtc): {error}\n"
+            f"NVRTC {version[0]}.{version[1]} does not compile {source.name} for compute capability "
+            f"{capability[0]}.{capability[1]}; a newer device needs a newer NVRTC (pip install -U {package}): {error}\n"
             f"{nvrtc.getProgramLog(program)[:2000]}"
         ) from error
     finally:

@@ -73,6 +73,7 @@ class PinnedRing:
             at = self._at(self._take(size))
             runtime.memcpyAsync(at, address, size, runtime.memcpyDeviceToHost, self._stream)
             runtime.streamSynchronize(self._stream)
+            self._forget_parts()
             ctypes.memmove(to, at, size)
             return
         copying: deque[Future[None]] = deque()  # out of the ring, while the device copies into it
@@ -88,6 +89,7 @@ class PinnedRing:
                 copying.append(self._copiers.submit(self._receive, event, to + done, at, length))
             while copying:
                 copying.popleft().result()
+            self._forget_parts()
         finally:  # after a failure: the destination may be gone when this returns
             wait(copying)
 
@@ -137,6 +139,11 @@ class PinnedRing:
     def _event(self) -> int:
         runtime = self._runtime
         return self._events.pop() if self._events else runtime.eventCreateWithFlags(runtime.eventDisableTiming)
+
+    def _forget_parts(self) -> None:
+        """Reuse the events of the copies so far, which the device has done."""
+        self._events += (part.event for part in self._parts)
+        self._parts.clear()
 
     def _wait_for_oldest(self) -> None:
         part = self._parts.popleft()

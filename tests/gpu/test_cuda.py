@@ -180,6 +180,20 @@ def test_a_ring_of_pinned_memory_carries_copies_of_any_size(
         assert (get(cuda, put(cuda, source), np.uint8, size) == source).all()
 
 
+@pytest.mark.parametrize("size", [4, 100_001])
+def test_copies_that_are_done_keep_no_events(device: Device, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """All are when a download is."""
+    cuda, runtime = device
+    monkeypatch.setattr(pinned_ring, "PIECE", 3000)
+    at, numbers = put(cuda, np.zeros(size, np.uint8)), []
+    for _ in range(3):
+        for _ in range(4):
+            cuda.upload(int(at), np.zeros(4, np.uint8))
+        assert get(cuda, at, np.uint8, size).shape == (size,)
+        numbers.append(len(runtime.events))
+    assert numbers[0] == numbers[1] == numbers[2]
+
+
 def test_garbage_is_not_collected_in_a_capture(device: Device, cupy: tuple[Modules, FakeRuntime]) -> None:
     """It may have memory of another driver, and a capture fails if its thread frees memory."""
     cuda, runtime = device
@@ -363,10 +377,21 @@ def test_compiled_kernels_are_kept(cupy: tuple[Modules, FakeRuntime], tmp_path: 
     Cuda(sources=SAMPLES, cache=tmp_path / "file", modules=modules).close()
 
 
-def test_a_kernel_that_does_not_compile(cupy: tuple[Modules, FakeRuntime], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("version", "package"), [((13, 0), "nvidia-cuda-nvrtc"), ((12, 6), "nvidia-cuda-nvrtc-cu12")])
+def test_a_kernel_that_does_not_compile(
+    cupy: tuple[Modules, FakeRuntime],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    version: tuple[int, int],
+    package: str,
+) -> None:
+    monkeypatch.setattr(cupy[0].nvrtc, "getVersion", lambda: version)
     (tmp_path / "wrong.cu").write_text("refused")
+    advice = rf"a newer device needs a newer NVRTC \(pip install -U {package}\)"
+    number = rf"{version[0]}\.{version[1]}"
     with pytest.raises(
-        DeviceError, match=r"NVRTC 13\.0 does not compile wrong\.cu for compute capability 9\.0; (.|\n)*refused"
+        DeviceError,
+        match=rf"NVRTC {number} does not compile wrong\.cu for compute capability 9\.0; {advice}: (.|\n)*refused",
     ):
         Cuda(sources=[tmp_path / "wrong.cu"], modules=cupy[0])
 
