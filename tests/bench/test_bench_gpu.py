@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+import llamac
 from bench_modules import bench
+from builders import checkpoint, llama_config, write_model
 from llamac.gpu.device_model import DeviceModel
 
 
@@ -28,6 +30,20 @@ def test_cycles_of_loading_and_closing_leak_nothing_and_a_leak_is_found(
             health.check_leaks("emulator", 3)
     for model in left:
         model.close()
+
+
+def test_captured_graphs_are_measured_where_there_are_any(
+    kernel_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Passes of many rows are not captured. They must not replay the graph of other rows, which has other addresses."""
+    monkeypatch.setenv("LLAMAC_CACHE", str(kernel_cache.parent))
+    monkeypatch.setattr("llamac.gpu.graph.CAPTURED_ROWS", 2)
+    path = write_model(tmp_path / "m.bin", checkpoint(llama_config(n_layers=1)))
+    with llamac.load(path, device="emulator") as model, model.session(sequences=4) as session:
+        few, many = (bench("gpu").decode(model, session, batch, 1, 1e9) for batch in (2, 4))
+    assert few["graph_tokens_per_second"] > 0
+    assert few["share"] > 0
+    assert many.keys() == {"sequences", "tokens_per_second"}
 
 
 @pytest.mark.parametrize(("device", "host", "leaks"), [(0, 1 << 20, False), (256_000, 0, True), (0, 1 << 22, True)])
