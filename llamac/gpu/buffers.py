@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 from llamac import plan_records
 from llamac.gpu.drafter_launches import TILE_BYTES
-from llamac.gpu.launches import Form, form_of, input_row_bytes, most_tiles
+from llamac.gpu.driver import ceil_div
+from llamac.gpu.launches import STRIP_ROWS, Form, form_of, input_row_bytes, most_tiles
 from llamac.gpu.layer_launches import sort_pairs_scratch
+from llamac.gpu.steps import joined, linears_of
 
 if TYPE_CHECKING:
     from llamac.gpu.driver import Driver
@@ -21,6 +23,8 @@ OUTPUT_BUFFERS = ("output_normed", "output_projected", "cluster_scores", "in_clu
 HIDDEN = "hidden"
 HIDDEN_BUFFERS = ("hidden_normed", "hidden_projected", HIDDEN)  # rows are those whose hidden states are wanted
 MOST_NUMBERS = (1 << 31) - 1  # of a buffer: kernels number them in 32 bits
+MOST_BLOCKS = (1 << 16) - 1  # of a grid along y, which are strips of outputs, or pairs of rows and experts
+MOST_OUTPUTS = MOST_BLOCKS * STRIP_ROWS  # of the products of a launch
 _ALIGNMENT = 256
 
 
@@ -136,6 +140,15 @@ def widest_row(plan: plan_records.Plan) -> int:
     """The most numbers that a row of a pass has in one buffer."""
     used = max(plan.max_experts_used, 1)
     return max(width * (used if name in PAIR_BUFFERS else 1) for name, width in plan.widths.items())
+
+
+def most_outputs(plan: plan_records.Plan) -> int:
+    """The most outputs that the products of a launch have, in whole strips."""
+    strips = 0
+    for step in joined(plan.steps, fast=False):
+        matrices = [linears_of(product)[0] for product in getattr(step, "steps", ())]  # those of experts are alike
+        strips = max(strips, sum(ceil_div(matrix.rows, STRIP_ROWS) for matrix in matrices))
+    return STRIP_ROWS * strips
 
 
 def packed_name(buffer: str, form: Form) -> str:

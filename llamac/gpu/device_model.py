@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Concatenate, NamedTuple, ParamSpec, TypeVar
 from llamac import _core, plan_records
 from llamac.arguments import NUMERICS
 from llamac.errors import CancelledError, ClosedError, DeviceError, LlamacError, UnsupportedError
-from llamac.gpu.buffers import HIDDEN, MOST_NUMBERS, Buffers, widest_row
+from llamac.gpu.buffers import HIDDEN, MOST_BLOCKS, MOST_NUMBERS, MOST_OUTPUTS, Buffers, most_outputs, widest_row
 from llamac.gpu.device_names import open_driver
 from llamac.gpu.draws import drawing_of
 from llamac.gpu.driver import ceil_div
@@ -54,8 +54,8 @@ OUTPUT_STAGES = tuple(_core.stages().index(name) for name in ("output_norm", "lo
 # The memory that must remain free besides the weights: for the device itself, the activations of a chunk, some pages.
 MARGIN = 256 << 20
 MTP_MARGIN = 128 << 20  # in addition, for the passes of an MTP layer or an EAGLE-3 head
-# The most tokens of an encoder's text, which is one chunk: grids have at most 65,535 blocks in a dimension. Wide models
-# compute fewer (MOST_NUMBERS).
+# The most tokens of an encoder's text, which is one chunk. Wide models compute fewer, and so do those with several
+# experts per token (MOST_NUMBERS, MOST_BLOCKS).
 LONGEST_TEXT = 1 << 15
 
 
@@ -187,7 +187,7 @@ class DeviceModel:
         plans = [_core.plan(file.core, mtp=bool(i)) for i in range(1 + file.config["mtp_layers"])]
         self.driver = open_driver(name, progress)
         row_bytes = max(Buffers(self.driver, plan, fast=False).row_bytes for plan in plans)
-        most = min(CHUNK_BYTES // row_bytes, MOST_NUMBERS // max(map(widest_row, plans)))
+        most = min(CHUNK_BYTES // row_bytes, *map(_most_rows, plans))
         self.most_rows = next((n for n in CHUNK_ROWS if n <= most), CHUNK_ROWS[-1])
         self.lost: DeviceError | None = None
         self._is_abandoned = False
@@ -260,17 +260,21 @@ class DeviceModel:
         """A new part.
 
         Raises:
-            UnsupportedError: Its chunks have more numbers than kernels can index.
+            UnsupportedError: Its chunks have more numbers than kernels can index, or its products too many outputs.
         """
-        width = widest_row(plan)
-        most = MOST_NUMBERS // width
-        if most < self.most_rows:
+        width, outputs = widest_row(plan), most_outputs(plan)
+        if outputs > MOST_OUTPUTS:
+            raise UnsupportedError(
+                f"a product of the model has {outputs} outputs, and GPUs compute at most {MOST_OUTPUTS}: "
+                "use device='cpu'"
+            )
+        if MOST_NUMBERS // width < self.most_rows:
             raise UnsupportedError(
                 f"the model computes {width} numbers for a token, and GPUs compute at most "
                 f"{MOST_NUMBERS // self.most_rows}: use device='cpu'"
             )
         self._n_parts += 1
-        return Part(self._n_parts - 1, plan, ropes_of(plan), weights, min(most, LONGEST_TEXT))
+        return Part(self._n_parts - 1, plan, ropes_of(plan), weights, min(_most_rows(plan), LONGEST_TEXT))
 
     @_not_in_main_thread
     def add_drafter(self, drafter: FlatFile, trunk: FlatFile) -> None:
@@ -562,6 +566,11 @@ class DeviceModel:
         with self._lock:
             self._free_pages()
             self._close()
+
+
+def _most_rows(plan: plan_records.Plan) -> int:
+    """The most rows of a chunk."""
+    return min(MOST_NUMBERS // widest_row(plan), MOST_BLOCKS // max(plan.max_experts_used, 1))
 
 
 def ropes_of(plan: plan_records.Plan) -> tuple[plan_records.Rope, ...]:

@@ -8,13 +8,14 @@ from typing import ClassVar
 import numpy as np
 import pytest
 from gpu.failing_device import FailingDevice
+from graph_cases import CASES
 from recurrent_models import states_alone
 
 import llamac
 from builders import checkpoint, llama_config, some_ids, write_model
 from llamac import _core
 from llamac.errors import LlamacWarning, OutOfMemoryError, UnsupportedError
-from llamac.gpu.buffers import widest_row
+from llamac.gpu.buffers import most_outputs, widest_row
 from llamac.gpu.driver import arguments
 from llamac.gpu.emulator.emulator import Emulator
 from llamac.server.models import need_of
@@ -109,6 +110,31 @@ def test_a_context_that_does_not_fit_the_device_is_refused_before_anything_is_up
     ):
         assert model.memory().device is None
     assert used(shared) == 0
+
+
+def test_models_with_more_outputs_than_grids_have_blocks_are_refused(
+    path: Path, shared: type[SharedDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with llamac.load(path) as model:
+        outputs = most_outputs(_core.plan(model._core))
+        assert outputs >= model.config["vocab_size"]
+    monkeypatch.setattr("llamac.gpu.device_model.MOST_OUTPUTS", outputs)
+    llamac.load(path, device="cuda").close()
+    monkeypatch.setattr("llamac.gpu.device_model.MOST_OUTPUTS", outputs - 1)
+    why = f"a product of the model has {outputs} outputs, and GPUs compute at most {outputs - 1}: use device='cpu'"
+    with pytest.raises(UnsupportedError, match=why):
+        llamac.load(path, device="cuda")
+
+
+def test_passes_have_no_more_pairs_of_rows_and_experts_than_grids_have_blocks(
+    tmp_path: Path, shared: type[SharedDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llamac.gpu.device_model.MOST_BLOCKS", 2047)
+    path = write_model(tmp_path / "m.bin", checkpoint(CASES["shared experts"]))
+    with llamac.load(path, device="cuda", context=64) as model:
+        assert model._device is not None
+        [part] = model._device._parts
+        assert (part.plan.max_experts_used, part.most_rows, model._device.most_rows) == (2, 1023, 512)
 
 
 def test_chunks_have_no_more_numbers_than_kernels_can_count(

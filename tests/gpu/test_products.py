@@ -11,10 +11,12 @@ import pytest
 from gpu.reference import Bytes, Floats, Reference, same_bits
 from numpy.typing import NDArray
 
+from bench.gpu_cards import H200, Recorder
 from bench.gpu_products import Product, table
 from device_arrays import get, put
 from llamac import _core
-from llamac.gpu import launches
+from llamac.gpu import launches, layer_launches
+from llamac.gpu.buffers import MOST_BLOCKS, MOST_OUTPUTS
 from llamac.gpu.emulator.emulator import Emulator
 from llamac.gpu.launches import Embedding, Epilogue, Experts, Matrix, Part
 
@@ -306,6 +308,19 @@ def test_embeddings_have_the_bits_of_the_core(reference: Reference, device: Emul
         others = second if typed else None, third if learned else None
         launches.embed(device, first, *others, 3, ids_at, kinds_at, places_at, scale, at)
         assert same_bits(get(device, at, np.float32, x.shape), x)
+
+
+@pytest.mark.parametrize("m", [1, 8, 256])
+def test_grids_of_the_widest_models_have_no_more_blocks_than_cuda_allows(m: int) -> None:
+    """Along y and z. Emulated devices also refuse larger grids."""
+    recorder = Recorder(H200)
+    for _, dtype in DTYPES:
+        form = launches.form_of(dtype, fast=False)
+        part = Part(Matrix(256, dtype, MOST_OUTPUTS, 2048), 512)
+        launches.products(recorder, [part], 1024, m, form)  # type: ignore[arg-type]
+        launches.pack(recorder, form, 256, MOST_BLOCKS, 2048, 512)  # type: ignore[arg-type]
+    layer_launches.activate(recorder, MOST_BLOCKS, 2048, 0, 256, 512)  # type: ignore[arg-type]
+    assert max(max(launch.grid[1:]) for launch in recorder.launches) == 65_535
 
 
 def test_the_benchmark_of_products_measures_each_dtype(
