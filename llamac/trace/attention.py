@@ -22,7 +22,7 @@ class Attention:
     """Collects the attention of a text.
 
     Attributes:
-        heads: The number of heads of each layer.
+        heads: The number of heads of each layer; 0 for layers without attention.
         block: The number of tokens of a cell's side.
         targets: The tokens with the largest weights, the largest first: (heads of all layers, n, links), u16.
         weights: Their weights in units of 1 / 65535, rounded: the same shape, u16.
@@ -37,8 +37,8 @@ class Attention:
         import numpy as np
 
         total = sum(heads)
-        links = min(MAX_LINKS, n, max(1, budget // (total * n * LINK_BYTES)))
-        side = min(n, max(1, int((budget / total) ** 0.5)))
+        links = min(MAX_LINKS, n, max(1, budget // max(1, total * n * LINK_BYTES)))
+        side = min(n, max(1, int((budget / max(1, total)) ** 0.5)))
         self.heads, self.block = heads, -(-n // side)
         self.targets = np.zeros((total, n, links), np.uint16)
         self.weights = np.zeros((total, n, links), np.uint16)

@@ -64,6 +64,8 @@ def _arrays(trace: Trace) -> Iterator[tuple[str, NDArray[Any]]]:
     yield "branches", trace.branches
     maps, first = trace.attention.maps(), 0
     for layer, heads in enumerate(trace.attention.heads):
+        if not heads:
+            continue
         end = first + heads
         yield f"links.{layer}", trace.attention.targets[first:end]
         yield f"weights.{layer}", trace.attention.weights[first:end]

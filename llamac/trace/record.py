@@ -16,12 +16,13 @@ from llamac.engine.inspection.profile import Profile
 from llamac.engine.rows import STAGES
 from llamac.errors import ArgumentError, UnsupportedError
 from llamac.export.equations import chosen_experts, expert_weights
+from llamac.format.flatfile import without_logits
 from llamac.progress import Progress, silent
 from llamac.trace.attention import Attention
 from llamac.trace.dump import open_dump
 from llamac.trace.lens import Lens, lens_layers
 from llamac.trace.predictions import Predictions, predictions
-from llamac.trace.watching import checked_ids, stage_shapes, watch
+from llamac.trace.watching import checked_ids, heads_of_layers, stage_shapes, watch
 
 if TYPE_CHECKING:
     import numpy as np
@@ -105,7 +106,7 @@ def trace(
 
     Args:
         model: The model. Its defaults for sessions apply.
-        ids: Token ids, at most `most_held`. None: those of `inputs` are not known.
+        ids: Token ids, at most `most_held`. None: those of `inputs` are not known, and no layer reads them.
         inputs: The numbers in place of the stage "embedding", only on the CPU: (n, dim), float32. None: those of `ids`.
         context: Positions of the session. Default: that of `llamac.load`, otherwise one for each token.
         lens: The number of layers for the logit lens; None: all. 0 leaves the lens out.
@@ -115,10 +116,17 @@ def trace(
 
     Raises:
         ArgumentError: If there are no ids, too many, or one is out of range; or a stage does not exist, or the model
-            has none of the stages.
+            has none of the stages; or the layers read ids that are not given.
         ContextFullError: If the ids do not fit the context.
         DiskFullError: If the disk has no space for the dump.
+        UnsupportedError: If the model predicts no tokens.
     """
+    if kind := without_logits(model.config):
+        raise UnsupportedError(
+            f"the model is {kind}: a trace is about a model that predicts tokens; `Session.observe` returns its stages"
+        )
+    if ids is None and any(layer["layer_embedding_dim"] for layer in model.file.layers):
+        raise ArgumentError("the layers of this model read the token ids, too: give `ids` beside the embeddings")
     # a row needs an id, although its inputs replace the embedding
     given = ids if ids is not None else array("i", [0]) * len(inputs if inputs is not None else ())
     found = checked_ids(model, given, context)
@@ -155,8 +163,7 @@ def trace(
 
 def most_held(model: Model) -> int:
     """The most tokens that a trace of a model holds: 16384; with more than 1024 heads fewer, but at least 4096."""
-    heads: int = sum(layer["n_heads"] or model.config["n_heads"] for layer in model.file.layers)
-    return min(MAX_TOKENS, max(LEAST_TOKENS, LINKED_TOKENS // max(heads, 1)))
+    return min(MAX_TOKENS, max(LEAST_TOKENS, LINKED_TOKENS // max(sum(heads_of_layers(model)), 1)))
 
 
 def most_tokens(model: Model, context: int | None) -> int:
@@ -216,7 +223,6 @@ class _Recorder:
         self._model, self._ids, n = model, ids, len(ids)
         self._following = np.append(np.array(ids[1:], np.int32), np.int32(-1))
         self._layers: Sequence[Any] = model.file.layers
-        config = model.config
         n_layers = len(self._layers)
         self._lens_layers = (
             [layer for layer in lens_layers(n_layers, lens) if layer < n_layers - 1] if lens != 0 else []
@@ -225,8 +231,7 @@ class _Recorder:
         if self._lens_layers:
             _, _, threads, isa, *_ = session._core.describe()
             self._lens = Lens(model, session.numerics, isa, threads)
-        heads = [layer["n_heads"] or config["n_heads"] for layer in self._layers]
-        self._attention = Attention(n, heads, ATTENTION_BYTES)
+        self._attention = Attention(n, heads_of_layers(model), ATTENTION_BYTES)
         self._sinks = [
             model.file.tensor(f"layers.{i}.attn_sinks.weight") if layer["sinks"] else None
             for i, layer in enumerate(self._layers)
@@ -264,7 +269,9 @@ class _Recorder:
             self._stream[layer + 1, start:end] = np.linalg.norm(stages["block", layer], axis=1)
             for i, name in enumerate(("attn_out", "ffn")):
                 self._branches[i, layer, start:end] = np.linalg.norm(stages[name, layer], axis=1)
-            self._attention.add(layer, start, _weights(stages["scores", layer][:, :heads, :end], self._sinks[layer]))
+            if heads:
+                scores = stages["scores", layer][:, :heads, :end]
+                self._attention.add(layer, start, _weights(scores, self._sinks[layer]))
             if layer in self._experts:
                 self._choose(layer, start, stages["ffn_router", layer])
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llamac.engine.rows import STAGES, as_ids
 from llamac.errors import ArgumentError, ContextFullError
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 PART_BYTES = 128 << 20  # of observed stages
 PART_ROWS = 256
+OF_ATTENTION = ("q", "k", "v", "cache_k", "cache_v", "scores")
 
 
 class Part(NamedTuple):
@@ -62,14 +63,31 @@ def checked_ids(model: Model, ids: Iterable[int], context: int | None) -> array[
     return found
 
 
+def heads_of_layers(model: Model) -> list[int]:
+    """The number of attention heads of each layer; 0 for layers without attention."""
+    default = model.config["n_heads"]
+    return [(layer["n_heads"] or default) if _attends(layer) else 0 for layer in model.file.layers]
+
+
+def _attends(layer: Mapping[str, Any]) -> bool:
+    return str(layer["mixer"]).startswith("attention")
+
+
+def _has(layer: Mapping[str, Any], stage: str) -> bool:
+    """Whether a layer computes a stage. The core fills the rows of some stages that it does not compute with zeros."""
+    if stage in OF_ATTENTION:
+        return _attends(layer)
+    return stage != "ffn_router" or layer["ffn"] == "experts"
+
+
 def stage_shapes(session: Session, stages: Sequence[str], n: int) -> dict[tuple[str, int], tuple[int, ...]]:
-    """The shape of each stage of n tokens, in the order of the graph. Stages that the model lacks are left out."""
-    heads, n_layers = session._model.config["n_heads"], session._model.config["n_layers"]
+    """The shape of each stage of n tokens, in the order of the graph. Stages that a layer lacks are left out."""
+    heads = session._model.config["n_heads"]
     widths = {name: session._core.stage_width(STAGES.index(name)) for name in stages}
     shapes: dict[tuple[str, int], tuple[int, ...]] = {}
-    for layer in range(n_layers):
+    for layer, record in enumerate(session._model.file.layers):
         for name in STAGES:
-            if name not in widths or not widths[name][0] or (layer and not widths[name][1]):
+            if name not in widths or not widths[name][0] or (layer and not widths[name][1]) or not _has(record, name):
                 continue
             shapes[name, layer] = (n, heads, n) if name == "scores" else (n, widths[name][0])
     return shapes

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 import llamac
-from builders import some_ids
+from builders import bert_config, encoder, some_ids, write_model
 from golden.parity_table import cases, make_folder
-from llamac.errors import ArgumentError, ContextFullError
+from llamac.errors import ArgumentError, ContextFullError, UnsupportedError
 from llamac.export import equations, reference
 from llamac.export.convert import export
 from llamac.export.hf import model as hf
+from llamac.export.hf.safetensors_file import read_safetensors
 from llamac.trace import watching
 from llamac.trace.attention import WHOLE
 from llamac.trace.predictions import predictions
@@ -145,6 +146,31 @@ def test_the_experts_of_each_token(known: tuple[str, Stages, Trace]) -> None:
         near(experts.weights, p)
 
 
+@pytest.mark.parametrize("name", ["mamba2", "nemotron_h", "qwen3_next"])
+def test_layers_without_attention_have_no_heads_and_no_scores(
+    name: str, folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    target, dump = tmp_path / "model.bin", tmp_path / "dump"
+    export(folder(name), target, probe_source=None)
+    with llamac.load(target, threads=1) as model:
+        ids, layers = list(range(3, 15)), model.file.layers
+        record = trace(model, ids, dump=dump)
+        attending = {i for i, layer in enumerate(layers) if layer["mixer"].startswith("attention")}
+        assert most_held(model) == 16384
+        if not attending:
+            with pytest.raises(ArgumentError, match="the model has no stage 'scores'"):
+                trace(model, ids, dump=dump, stages=["scores"])
+    assert len(attending) < len(layers)
+    attention = record.attention
+    assert {i for i, heads in enumerate(attention.heads) if heads} == attending
+    assert len(attention.maps()) == len(attention.targets) == len(attention.weights) == sum(attention.heads)
+    assert (attention.targets <= np.arange(12)[:, None])[attention.weights > 0].all()
+    found = set(read_safetensors(dump))
+    for stage in ("q", "k", "v", "cache_k", "cache_v", "scores"):
+        assert {i for i in range(len(layers)) if f"{stage}.{i}" in found} == attending
+    assert {i for i in range(len(layers)) if f"ffn_router.{i}" in found} == {each.layer for each in record.experts}
+
+
 def test_maps_of_long_texts_have_blocks(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = some_ids(45)
     with llamac.load(tiny_llama, threads=1) as model:
@@ -179,6 +205,28 @@ def test_texts_that_cannot_be_traced_are_refused(tiny_llama: Path, monkeypatch: 
         monkeypatch.setattr("llamac.trace.record.MAX_TOKENS", 3)
         with pytest.raises(ArgumentError, match="the text has 4 tokens, but a trace of this model holds at most 3"):
             trace(model, [1] * 4)
+
+
+def test_layers_that_read_the_ids_need_them(folder: Callable[[str], Path], tmp_path: Path) -> None:
+    target = tmp_path / "model.bin"
+    export(folder("gemma4_text"), target, probe_source=None)
+    with llamac.load(target, threads=1) as model:
+        ids = [3, 4, 5]
+        with model.session(context=3) as session:
+            inputs = session.observe(ids, ["embedding"])["embedding", 0]
+        expected = trace(model, ids, lens=0).predictions.logprob
+        assert (trace(model, ids, inputs=inputs, lens=0).predictions.logprob[:-1] == expected[:-1]).all()
+        with pytest.raises(ArgumentError, match="the layers of this model read the token ids, too: give `ids`"):
+            trace(model, None, inputs=inputs)
+
+
+def test_models_that_predict_no_tokens_are_refused(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "encoder.bin", encoder(bert_config()))
+    with (
+        llamac.load(path, threads=1) as model,
+        pytest.raises(UnsupportedError, match=r"the model is an encoder: .*`Session.observe` returns its stages"),
+    ):
+        trace(model, [1, 2])
 
 
 def test_a_trace_of_many_heads_holds_fewer_tokens(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

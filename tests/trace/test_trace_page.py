@@ -187,6 +187,28 @@ def test_experts_and_tokens_without_texts(browser: Any, tmp_path: Path) -> None:
     assert visit.problems == []
 
 
+def test_layers_without_attention(browser: Any, tmp_path: Path) -> None:
+    target = tmp_path / "hybrid.bin"
+    export(make_folder(tmp_path, "nemotron_h"), target, probe_source=None)
+    with llamac.load(target, threads=1) as model:
+        page, _ = made(tmp_path, model, list(range(3, 15)), lens=0)
+        attends = [layer["mixer"].startswith("attention") for layer in model.file.layers]
+    visit = opened(browser, page)
+    visit.page.locator("#t5").click()
+    shows(visit, token=5)
+    for layer, attending in enumerate(attends):
+        visit.page.select_option("#view select", str(layer))
+        shows(visit, layer=layer)
+        assert bool(visit.page.locator("#view .heads button").count()) == attending
+        for place in ("#view", "#token"):
+            assert (f"Layer {layer} has no attention." in visit.text(place)) == (not attending)
+        assert (visit.page.evaluate("document.getElementById('arcs').dataset.links") == "0") == (not attending)
+        for name in VIEWS:
+            show(visit, name)
+        show(visit, "attention")
+    assert visit.problems == []
+
+
 def test_texts_that_are_not_known(browser: Any, tmp_path: Path, tiny_llama: Path) -> None:
     for value in (1, 0):  # of zeros, the residual stream stays 0
         with llamac.load(tiny_llama, threads=1) as model:

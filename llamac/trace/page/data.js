@@ -41,6 +41,7 @@ const percent = (p) =>
   p && p < 1e-6 ? `${(100 * p).toExponential(1)} %` : `${(100 * p).toFixed(p >= 0.1 ? 1 : p >= 0.001 ? 2 : 4)} %`;
 const shown = (text) => text.replaceAll("\n", "↵").replaceAll("\t", "⇥").replaceAll(" ", "·");
 const name_of = (id) => (id < 0 ? "?" : shown(about.texts[id] ?? `#${id}`)); // -1: not known
+const no_attention = (layer) => h("p", { class: "muted" }, `Layer ${layer} has no attention.`);
 const token_text = (i) => shown(about.tokens[i]) || name_of(about.ids[i]);
 
 /** The color of a strength from 0 to 1: opaque, so that texts on it can be read. */

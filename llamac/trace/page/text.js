@@ -42,6 +42,7 @@ const MEASURES = {
 
 /** The strongest links of a token in the chosen head, or on average over the heads of the layer: [token, weight]. */
 async function links_of(token) {
+  if (!about.heads[state.layer]) return [];
   const [targets, weights] = await Promise.all([array(`links.${state.layer}`), array(`weights.${state.layer}`)]);
   const [heads, n, count] = targets.shape, sums = new Map();
   const chosen = state.head < 0 ? [...Array(heads).keys()] : [Math.min(state.head, heads - 1)];

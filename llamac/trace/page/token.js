@@ -29,7 +29,7 @@ async function show_token() {
     h("dl", {}, facts.flatMap(([key, value]) => [h("dt", {}, key), h("dd", {}, String(value))])),
     i ? h("h2", {}, "Alternatives at this position") : h("p", { class: "muted" }, "Nothing predicts the first token."),
     ...(i ? choices(top, top_logprobs, (i - 1) * count, count, about.ids[i]) : []),
-    h("h2", {}, `Attends to (${where})`),
+    ...(about.heads[state.layer] ? [h("h2", {}, `Attends to (${where})`)] : [no_attention(state.layer)]),
     ...links.map(([target, weight]) => {
       const bar = h("i");
       bar.style.width = `${100 * weight}%`;

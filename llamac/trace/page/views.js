@@ -64,6 +64,7 @@ async function draw_map(canvas, layer, head) {
 
 async function attention_view() {
   const heads = about.heads[state.layer], n = about.ids.length, block = about.block;
+  if (!heads) return [h("div", { class: "controls" }, layer_choice()), no_attention(state.layer)];
   if (state.head >= heads) state.head = -1;
   const big = h("canvas", { class: "map", role: "img", "aria-label": "Attention: rows attend to columns" });
   await draw_map(big, state.layer, state.head);
