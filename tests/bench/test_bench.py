@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from recurrent_models import short_convs
+from recurrent_models import both_mixers, mamba2_layers, parts, short_convs, states_alone
 
 import llamac
 from builders import checkpoint, llama_config, write_model
@@ -24,7 +25,7 @@ from llamac.arguments import NUMERICS, Numerics
 from llamac.engine.inspection import benchmark
 from llamac.engine.inspection.benchmark import BenchmarkPlan, LimitMeter, Limits, Work, main_dtype, work_of
 from llamac.errors import ArgumentError
-from llamac.export.checkpoint import LayerConfig
+from llamac.export.checkpoint import Checkpoint, LayerConfig
 from llamac.export.flat.plan import make_plan
 from llamac.export.flat.stream import write_file
 from llamac.export.targets import atomic_file
@@ -160,6 +161,20 @@ def test_the_work_of_a_step_with_experts_and_a_window(tmp_path: Path) -> None:
         work = work_of(model, kv_dtype="f32", rows=2, batch=1, start=1)
         assert work.bytes == others + experts * 7 / 16 + 2 * strip + 3 * kv
         assert work.multiply_adds["f32"] == 2 * products - 301 * 48 + (2 + 3) * 2 * 6 * 8
+
+
+@pytest.mark.parametrize("made", [parts, mamba2_layers, both_mixers, states_alone])
+def test_only_layers_with_attention_read_the_cache(made: Callable[[], Checkpoint], tmp_path: Path) -> None:
+    with llamac.load(write_model(tmp_path / "m.bin", made())) as model:
+        first, later = (work_of(model, kv_dtype="f32", rows=1, batch=1, start=start) for start in (0, 20))
+        attending = [layer for layer in model.file.layers if layer["mixer"].startswith("attention")]
+        heads, kv_heads, width = (model.config[name] for name in ("n_heads", "n_kv_heads", "head_dim"))
+        with model.session(context=21) as session:  # of the layers that have keys
+            cache = session.observe(range(3, 23), ["cache_k"])
+    assert len(attending) == sum(rows.any() for rows in cache.values())
+    assert later.bytes - first.bytes == 20 * len(attending) * 2 * kv_heads * width * 4
+    counts = (sum(work.multiply_adds.values()) for work in (later, first))
+    assert next(counts) - next(counts) == 20 * len(attending) * 2 * heads * width
 
 
 def test_shares_relate_to_the_slower_limit() -> None:

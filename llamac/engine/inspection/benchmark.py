@@ -159,7 +159,7 @@ def work_of(model: Model, *, kv_dtype: str, rows: int, batch: int, start: int, s
             work.bytes += tensor.bytes * (1 - (1 - used) ** (rows * batch))
             if is_matrix:
                 work.multiply(tensor.dtype, tensor.shape[0] * tensor.shape[1] * batch * used * (1 if output else rows))
-    shapes = Counter(_attention_of(config, layer) for layer in layers)
+    shapes = Counter(_attention_of(config, layer) for layer in layers if layer["mixer"].startswith("attention"))
     for (window, n_heads, n_kv_heads, head_dim, value_dim), n_layers in shapes.items():
         firsts = [start + step * rows for step in range(steps)]
         visible = mean(min(first + rows, window + rows - 1) for first in firsts)  # positions that any row sees
