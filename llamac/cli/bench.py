@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import platform
 import shutil
 import sys
 import time
 from datetime import datetime, timezone
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,15 @@ from llamac import __version__
 from llamac.cli import bench_peers, bench_roofline, bench_tables
 from llamac.cli.inspect import describe_processor
 from llamac.cli.loading import load_model
-from llamac.cli.options import Group, add_conversion, add_kernels, add_model, check_writable
+from llamac.cli.options import (
+    Group,
+    add_conversion,
+    add_kernels,
+    add_model,
+    check_distinct,
+    check_writable,
+    write_result,
+)
 from llamac.cli.text import json_text, safe_line
 from llamac.engine.hardware import machine
 from llamac.engine.inspection import benchmark, comparison
@@ -135,6 +145,7 @@ def run(options: argparse.Namespace) -> int:
         return _compare(options)
     for option in ("json", "roofline"):
         check_writable(f"--{option}", getattr(options, option))
+    check_distinct(("--json", options.json), ("--roofline", options.roofline))
     earlier = _earlier(options)
     peers = _peers(options) if options.peers else []
     with load_model(options, threads=1, isa=options.isa, kv_dtype=options.kv_dtype) as model:
@@ -152,14 +163,9 @@ def run(options: argparse.Namespace) -> int:
     report["machine"]["load_average"] = [load_before, _load()]
     if earlier is not None:
         report = comparison.merged(earlier, report)
-    if options.roofline:
-        Path(options.roofline).write_text(bench_roofline.picture(report), "utf-8")
-    if options.json == "-":
-        sys.stdout.write(json_text(report))
-        return 0
-    if options.json:
-        Path(options.json).write_bytes(json_text(report).encode())
-    print("\n".join(map(safe_line, bench_tables.report_lines(report, shutil.get_terminal_size().columns))))
+    _print_and_write(options, report, bench_tables.report_lines(report, shutil.get_terminal_size().columns))
+    if options.roofline:  # at the end: no figures are lost if the picture cannot be written
+        write_result(options.roofline, bench_roofline.picture(report).encode())
     return 0
 
 
@@ -252,10 +258,22 @@ def _read_report(path: str) -> dict[str, Any]:
     rows, model = report.get("results"), report.get("model")
     whole = isinstance(model, dict) and model.keys() >= {"id", "name", "dtype"}
     whole = whole and report.keys() >= {"rounds", *comparison.SETTINGS}
-    needed = {*benchmark.KEY, *comparison.RUNS, "tokens", "bytes", "multiply_adds", "tok_s"}
-    if not (whole and isinstance(rows, list) and all(isinstance(row, dict) and needed <= row.keys() for row in rows)):
+    if not (whole and isinstance(rows, list) and all(map(_is_row, rows))):
         raise ArgumentError(f"{path} is not a report that this version of `llamac bench --json` has written")
     return report
+
+
+def _is_row(row: Any) -> bool:
+    """Whether a value is a row of a report: its measurements are positive numbers, the same number in each list."""
+    single = ("tokens", "bytes", "multiply_adds", "tok_s")
+    if not isinstance(row, dict) or not row.keys() >= {*benchmark.KEY, *comparison.RUNS, *single}:
+        return False
+    runs = [row[name] for name in comparison.RUNS]
+    if not all(isinstance(times, list) and len(times) == len(runs[0]) for times in runs):
+        return False
+    numbers = [*chain(*runs), *(row[name] for name in single)]
+    is_positive = all(isinstance(number, (int, float)) and 0 < number < math.inf for number in numbers)
+    return is_positive and all(isinstance(row[name], (int, str)) for name in benchmark.KEY)
 
 
 def _compare(options: argparse.Namespace) -> int:
@@ -267,13 +285,20 @@ def _compare(options: argparse.Namespace) -> int:
     check_writable("--json", options.json)
     first, second = map(_read_report, options.compare)
     found = comparison.compare_reports(first, second)
-    if options.json == "-":
-        sys.stdout.write(json_text(found))
-        return 0
-    if options.json:
-        Path(options.json).write_bytes(json_text(found).encode())
-    print("\n".join(map(safe_line, bench_tables.comparison_lines(first, second, found))))
+    _print_and_write(options, found, bench_tables.comparison_lines(first, second, found))
     return 0
+
+
+def _print_and_write(options: argparse.Namespace, facts: dict[str, Any], table: list[str]) -> None:
+    """Print the table and write the JSON, or print the JSON instead. If one of them fails, the other is done."""
+    if options.json == "-":
+        sys.stdout.write(json_text(facts))
+        return
+    try:
+        if options.json:
+            write_result(options.json, json_text(facts).encode())
+    finally:
+        print("\n".join(map(safe_line, table)))
 
 
 def _load() -> float | None:

@@ -246,3 +246,31 @@ def check_writable(option: str, path: str | None) -> None:
         raise ArgumentError(f"{option} {path}: exists and does not hold {kind}: choose another name")
     if not os.access(target if target.exists() else target.absolute().parent, os.W_OK):
         raise ArgumentError(f"{option} {path}: cannot be written: the folder does not exist or is not writable")
+
+
+def write_result(path: str, data: bytes) -> None:
+    """Write a result. A file that exists is replaced once the new one is complete; devices and pipes are written to."""
+    from llamac.export.targets import atomic_file, errors_naming
+
+    target = Path(path)
+    if (target.exists() and not target.is_file()) or not os.access(os.path.dirname(os.path.realpath(target)), os.W_OK):
+        with errors_naming(target):
+            target.write_bytes(data)
+        return
+    with errors_naming(target), atomic_file(target) as file:
+        file.write(data)
+
+
+def check_distinct(*outputs: tuple[str, str | None]) -> None:
+    """Check that no two options name the same file for what they write. Devices can be named by several.
+
+    Raises:
+        ArgumentError: If two do.
+    """
+    seen: dict[str, str] = {}
+    for option, path in outputs:
+        if path is None or path == "-" or (os.path.exists(path) and not os.path.isfile(path)):
+            continue
+        first = seen.setdefault(os.path.realpath(path), option)
+        if first != option:
+            raise ArgumentError(f"{first} and {option} name the same file")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llamac.cli.loading import load_model, shown_progress
-from llamac.cli.options import ANY_MODEL, add_kernels, add_threads, check_writable, session_settings
+from llamac.cli.options import ANY_MODEL, add_kernels, add_threads, check_writable, session_settings, write_result
 from llamac.cli.text import json_text, safe_line
 from llamac.errors import ArgumentError
 from llamac.format.strips import LAYOUTS
@@ -202,7 +202,7 @@ def _plot(options: argparse.Namespace, facts: dict[str, Any]) -> None:
     if not points:
         raise ArgumentError("plot: no model differs from the base, and equal ones have no place on a logarithmic scale")
     title = f"{safe_line(Path(options.against).name)}: quality and size"
-    Path(options.plot).write_text(draw(points, title), "utf-8")
+    write_result(options.plot, draw(points, title).encode())
 
 
 def _label(model: str) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from llamac.cli.chat_screen import Screen
 from llamac.cli.guide import add_guide, chosen_guide
 from llamac.cli.loading import load_model, shown_progress
-from llamac.cli.options import Group, add_model, add_model_settings, session_settings
+from llamac.cli.options import Group, add_model, add_model_settings, check_distinct, session_settings
 from llamac.cli.parser import Parser
 from llamac.cli.prefill import BAR_DELAY, prefill_progress
 from llamac.cli.prompt import read_prompt
@@ -162,6 +162,8 @@ def _check_options(options: argparse.Namespace) -> None:
         raise ArgumentError("--tools needs --chat")
     if options.length_penalty is not None and options.beam_width in (None, 1):
         raise ArgumentError("--length-penalty needs --beams with 2 or more")
+    outputs = {"--trace": options.trace, "--receipt": options.receipt, "--prompt-cache": options.prompt_cache}
+    check_distinct(*outputs.items())
     if options.trace is not None:
         from llamac.export.targets import check_new
 

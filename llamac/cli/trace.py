@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from array import array
 from pathlib import Path
@@ -19,6 +18,7 @@ from llamac.cli.options import (
     add_max_memory,
     add_model,
     add_threads,
+    check_distinct,
     session_settings,
 )
 from llamac.cli.parser import Parser
@@ -165,9 +165,7 @@ def _check(options: argparse.Namespace) -> None:
         raise ArgumentError("argument -f/--file: not allowed with argument -i/--prompt, except `-f -`")
     if options.output is None and options.dump is None:
         raise ArgumentError("nothing to write: name a page with -o, or a file of tensors with --dump")
-    outputs = [os.path.realpath(name) for name in (options.output, options.dump) if name is not None]
-    if len(outputs) > len(set(outputs)):
-        raise ArgumentError("-o and --dump name the same file")
+    check_distinct(("-o", options.output), ("--dump", options.dump))
     if options.stages and options.dump is None:
         raise ArgumentError("--stage needs --dump")
     if options.max_tokens < 0:

@@ -273,6 +273,7 @@ def test_json_on_standard_output_is_the_only_output(llamac_command: Command, tin
         (("--isa", "sse9"), ["'sse9'"]),
         (("--json", "/no/such/folder/speed.json"), ["--json /no/such/folder/speed.json", "cannot be written"]),
         (("--json", "/"), ["--json /", "is a directory"]),
+        (("--json", "/tmp/a", "--roofline", "/tmp/../tmp/a"), ["--json and --roofline name the same file"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

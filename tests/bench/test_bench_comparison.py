@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import math
 import random
+import resource
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from commands import Command
 from llamac.engine.inspection import benchmark, comparison
 from llamac.engine.inspection.benchmark import summary
 from llamac.errors import ArgumentError
+from processes import TIMEOUT
 
 # ---- one comparison
 
@@ -193,6 +197,36 @@ def test_what_cannot_be_compared_is_refused(llamac_command: Command, tmp_path: P
     for lacks in ("isa", "model"):
         [part] = written(tmp_path, {name: value for name, value in report().items() if name != lacks})
         llamac_command("bench", "--compare", part, part).refuses_with("0.json is not a report")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"seconds": [None] * 5}, {"seconds": [1.0] * 4}, {"read_seconds": 3}, {"bytes": 0}, {"multiply_adds": "9"}],
+    ids=str,
+)
+def test_reports_with_other_values_are_refused(llamac_command: Command, tmp_path: Path, values: dict[str, Any]) -> None:
+    wrong = report()
+    wrong["results"][1] |= values
+    llamac_command("bench", "--compare", *written(tmp_path, report(), wrong)).refuses_with("1.json is not a report")
+
+
+def test_earlier_runs_outlive_a_failed_write(tiny_llama: Path, tmp_path: Path) -> None:
+    """As on a full disk: no file can grow beyond 2 KB."""
+    out = tmp_path / "speed.json"
+    options = ("--prompt", "8", "--decode", "0", "--rounds", "1", "--threads", "1", "--json", out, "--append")
+    command = [sys.executable, "-m", "llamac", "bench", *map(str, (tiny_llama, *options))]
+    subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT)
+    before = out.read_bytes()
+    assert len(before) > 2048
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2048, 2048))
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, preexec_fn=limit)
+    assert (done.returncode, done.stderr) == (1, f"llamac: error: {out}: File too large\n")
+    assert "prefill" in done.stdout  # the new runs are not lost, either
+    assert out.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [out]
 
 
 def test_runs_of_several_commands_are_in_one_file(

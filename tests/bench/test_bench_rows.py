@@ -160,6 +160,22 @@ def test_the_picture_is_written(llamac_command: Command, tiny_llama: Path, tmp_p
     llamac_command("bench", tiny_llama, "--roofline", "/").refuses_with("--roofline /", "is a directory")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_figures_outlive_a_file_that_cannot_be_written(
+    llamac_command: Command, tiny_llama: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "speed.json"
+    command = ("bench", tiny_llama, *FAST, "--decode", "0")
+    done = llamac_command(*command, "--json", out, "--roofline", "/dev/full")
+    assert (done.code, done.err) == (1, "llamac: error: /dev/full: No space left on device\n")
+    assert "prefill" in done.out
+    assert len(json.loads(out.read_text())["results"]) == 1
+    done = llamac_command(*command, "--json", "/dev/full")
+    assert (done.code, done.err) == (1, "llamac: error: /dev/full: No space left on device\n")
+    assert "prefill" in done.out
+    assert llamac_command(*command, "--json", "/dev/null", "--roofline", "/dev/null").code == 0
+
+
 # ---- peers
 
 FAKE_BENCH = """#!{python}

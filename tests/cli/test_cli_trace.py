@@ -169,6 +169,15 @@ def test_files_that_exist_are_kept(model: Path, tmp_path: Path, llamac_command: 
     )
 
 
+def test_outputs_of_a_run_with_the_same_name_are_refused(model: Path, tmp_path: Path, llamac_command: Command) -> None:
+    (tmp_path / "no").mkdir()
+    out, same = tmp_path / "out", tmp_path / "no" / ".." / "out"
+    for one, other in (("--trace", "--receipt"), ("--trace", "--prompt-cache"), ("--receipt", "--prompt-cache")):
+        done = llamac_command("run", model, "-i", "x", one, out, other, same)
+        done.refuses_with(f"{one} and {other} name the same file")
+    assert not out.exists()
+
+
 def test_wrong_usage_is_refused(model: Path, tiny_llama: Path, tmp_path: Path, llamac_command: Command) -> None:
     dump = ("--dump", tmp_path / "out")
     llamac_command("trace", model, "-i", "x").refuses_with("nothing to write: name a page with -o", "--dump")
