@@ -19,6 +19,7 @@ from llamac.export.checkpoint import Checkpoint
 from llamac.export.dtypes import DTYPES
 from llamac.export.quality.measures import Reference
 from llamac.format.flatfile import TensorRecord
+from llamac.format.strips import FLOATS
 from llamac.progress import Progress, silent
 
 EMBEDDING, OUTPUT = "token_embedding.weight", "output.weight"
@@ -129,7 +130,7 @@ def costliest(
     threads: int,
     progress: Progress = silent,
 ) -> list[Cost]:
-    """The parts of a quantized model that cost most, against the checkpoint that it was made from.
+    """The parts of a quantized model whose quantization costs most, against the checkpoint that it was made from.
 
     Args:
         original: The checkpoint. Its float weights are written to a temporary file.
@@ -138,13 +139,15 @@ def costliest(
         count: The most parts to return.
         threads: Threads of the evaluations.
         progress: As for `costs`.
+
+    Raises:
+        ArgumentError: As `costs`.
     """
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        float_model(original, Path(folder), threads) as base,
-        Reference(base, [ids]) as reference,
-    ):
-        return most(costs(base, model, reference, progress=progress), count)
+    with tempfile.TemporaryDirectory() as folder, float_model(original, Path(folder), threads) as base:
+        check_tensors(base, model)  # before the ids, which another vocabulary lacks
+        with Reference(base, [ids]) as reference:
+            found = costs(base, model, reference, progress=progress)
+    return most((one for one in found if not set(one.dtypes) <= set(FLOATS)), count)
 
 
 def most(found: Iterable[Cost], count: int) -> list[Cost]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llamac.cli.loading import load_model, shown_progress
 from llamac.cli.options import Group, session_settings
 from llamac.cli.text import json_text, safe_line
-from llamac.errors import ArgumentError, UnsupportedError
+from llamac.errors import ArgumentError, LlamacError, UnsupportedError
 from llamac.exit_codes import ERROR, OK
 from llamac.format.flatfile import without_logits
 from llamac.format.strips import FLOATS
@@ -130,8 +131,11 @@ def run_comparison(options: argparse.Namespace) -> int:
 
             original = read(Path(options.against), [])  # before minutes of computing: a file can be missing
         capture = _capture(options, model)
-        report = check_parity(model, capture, original, tolerance=options.tolerance)
-        costs = [] if original is None else _costs(options, original, model, report)
+        report, costs = check_parity(model, capture, original, tolerance=options.tolerance), []
+        try:
+            costs = [] if original is None else _costs(options, original, model, report)
+        except LlamacError as error:  # tensors that differ have no costs, and the report says how they differ
+            report = replace(report, notes=(*report.notes, f"costs not measured: {error}"))
     if options.json:
         print(json_text({**report.facts(), "costs": [one._asdict() for one in costs]}), end="")
     else:

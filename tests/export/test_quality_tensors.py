@@ -6,15 +6,18 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import llamac
 from builders import checkpoint, gpt2_config, llama_config, some_ids, write_model
+from captures import changed
 from commands import Command
 from golden.make_captures import FOLDER
 from golden.parity_table import make_folder
 from llamac.errors import ArgumentError
 from llamac.export.convert import export
+from llamac.export.hf import model as hf
 from llamac.export.parity import transformers_run
 from llamac.export.parity.capture import read_capture
 from llamac.export.quality.measures import Reference
@@ -127,3 +130,39 @@ def test_check_names_the_tensors_that_cost_most(
     assert nats[-1] > 0
     assert "cost most" not in llamac_command(*common, "--costs", 0).out
     llamac_command("check", model, "--costs", 2).refuses_with("--costs needs --against")
+
+
+def test_check_reports_without_costs_what_other_tensors_differ(
+    llamac_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The costs of models whose tensors differ cannot be measured; the comparison names the cause all the same."""
+    capture = read_capture(FOLDER / "llama.safetensors")
+    monkeypatch.setattr(transformers_run, "run_transformers", lambda folder, question: capture)
+    folder, model = make_folder(tmp_path, "llama"), tmp_path / "q8.bin"
+    made = hf.read(folder, [])
+    made.tensors = {name: tensor for name, tensor in made.tensors.items() if name != "layers.0.ffn_down.bias"}
+    write_model(model, made, dtype="q8")
+    common = ("check", model, "--against", folder, "--threads", 1)
+    note = "costs not measured: only the base has a tensor layers.0.ffn_down.bias: costs need a model that was made "
+    done = llamac_command(*common, "--tolerance", 1e-3)
+    assert (done.code, done.err) == (1, "")
+    assert "first difference: " in done.out
+    assert f"note: {note}" in done.out
+    facts = json.loads(llamac_command(*common, "--json", "--tolerance", 9).out)
+    assert facts["is_within"]
+    assert facts["costs"] == []
+    assert facts["notes"][-1].startswith(note)
+
+
+def test_check_names_only_quantized_tensors_as_costly(
+    llamac_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capture = read_capture(FOLDER / "llama.safetensors")
+    monkeypatch.setattr(transformers_run, "run_transformers", lambda folder, question: capture)
+    folder, model = make_folder(tmp_path, "llama"), tmp_path / "q8.bin"
+    made = changed("rope.0.inv_freq", lambda rows: rows * np.float32(0.5))(hf.read(folder, []))
+    write_model(model, made, dtype="q8")
+    common = ("check", model, "--against", folder, "--threads", 1, "--json", "--costs", 99)
+    costs = json.loads(llamac_command(*common).out)["costs"]
+    assert len(costs) > 10
+    assert [one["name"] for one in costs if one["dtypes"] != ["q8"]] == []
