@@ -24,7 +24,9 @@ FIRST: tuple[Key, ...] = (("embedding", 0), ("attn_norm", 0))
 OF_CACHE = {"f32": EXACT, "f16": 0.02, "q8": 0.25}
 # Quantized weights differ from the original ones in every product, and a few positions amplify that without limit:
 # these limits, by bits, are for the median position. They only catch gross faults.
-OF_BITS = {8: 0.1, 6: 0.25, 5: 0.5, 4: 0.75}
+OF_BITS = {8: 0.1, 6: 0.25, 5: 0.5, 4: 0.75, 3: 1.5, 2: 5.0}
+OF_INPUTS = 0.25  # also for the median: products that round their inputs to 8 bits, with weights that may be exact
+EXACT_INPUTS = {"f32", "f16"}  # weights whose products never round inputs that far
 
 
 @dataclass(frozen=True)
@@ -98,10 +100,13 @@ class TokenDifference:
         return self.n_equal == self.n_tokens or not self.is_clear
 
 
-def tolerance_of(dtypes: set[str], kv_dtype: str) -> Tolerance:
-    """The tolerance for a model with tensors of these dtypes and a KV cache of this one."""
-    bits = [int(found[0]) for dtype in dtypes - set(FLOATS) if (found := re.search("[4-8]", dtype))]
-    return Tolerance(max(OF_CACHE[kv_dtype], *(OF_BITS[n] for n in bits), EXACT), of_median=bool(bits))
+def tolerance_of(dtypes: set[str], kv_dtype: str, numerics: str = "exact") -> Tolerance:
+    """The tolerance for a model with tensors of these dtypes, a KV cache of this one, and these numerics."""
+    bits = [int(found[0]) for dtype in dtypes - {*FLOATS, "t2"} if (found := re.search("[2-8]", dtype))]
+    limits = [OF_BITS[n] for n in bits]
+    if "t2" in dtypes or (numerics == "fast" and not dtypes <= EXACT_INPUTS):  # t2 has a ternary model's own weights
+        limits.append(OF_INPUTS)
+    return Tolerance(max(OF_CACHE[kv_dtype], *limits, EXACT), of_median=bool(limits))
 
 
 def in_engine_form(capture: Capture, config: ModelConfig) -> Capture:

@@ -66,6 +66,7 @@ class Report:
         tolerance: What may differ, in most stages.
         dtypes: The number formats of the engine's tensors.
         kv_dtype: The number format of its KV cache.
+        numerics: How its products round their inputs.
         rungs: The results.
         first: The first stage that is out of tolerance, or None.
         verdict: The explanation of `first`, or None.
@@ -79,6 +80,7 @@ class Report:
     tolerance: Tolerance
     dtypes: tuple[str, ...]
     kv_dtype: str
+    numerics: str
     rungs: tuple[RungResult, ...]
     first: Difference | None
     verdict: Verdict | None
@@ -121,9 +123,9 @@ def check_parity(
         )
     reference = in_engine_form(capture, config)
     with model.session(context=1) as session:
-        kv_dtype = session.kv_dtype
+        kv_dtype, numerics = session.kv_dtype, session.numerics
     dtypes = {record.dtype for record in model.file.tensors}
-    allowed = tolerance_of(dtypes, kv_dtype) if tolerance is None else Tolerance(tolerance)
+    allowed = tolerance_of(dtypes, kv_dtype, numerics) if tolerance is None else Tolerance(tolerance)
     engine = run_engine(model, capture.question)
     differences = compare_stages(engine, reference, config, allowed)
     first = next((found for found in differences if not found.is_within), None)
@@ -145,6 +147,7 @@ def check_parity(
         dtypes=tuple(sorted(dtypes)),
         kv_dtype=kv_dtype,
         rungs=tuple(_result(rung, differences, tokens, tuple(problems)) for rung in ladder_of(config)),
+        numerics=numerics,
         first=first,
         verdict=verdict,
         notes=(*_notes(model, capture), *_other_weights(checkpoint, original), *_tied(checkpoint, capture, first)),

@@ -193,9 +193,11 @@ def _run_witness(name: str | None, folder: Path, question: Question) -> Capture:
 
 def _lines(report: Report, place: str) -> list[str]:
     question = report.question
-    typical = ", for the median position: weights are quantized" if report.tolerance.of_median else ""
+    why = "inputs are rounded" if set(report.dtypes) <= set(FLOATS) else "weights are quantized"
+    numerics = "" if report.numerics == "exact" else f"; {report.numerics} numerics"
+    typical = f", for the median position: {why}" if report.tolerance.of_median else ""
     lines = [
-        f"engine     {report.engine}: weights in {', '.join(report.dtypes)}; KV cache in {report.kv_dtype}",
+        f"engine     {report.engine}: weights in {', '.join(report.dtypes)}; KV cache in {report.kv_dtype}{numerics}",
         f"reference  {report.reference}: {place}",
         _prompt_line(question),
         f"tolerance  {report.tolerance.limit:g} of the largest number at the same position{typical}",
@@ -268,7 +270,8 @@ def _explanation(report: Report) -> list[str]:
     if verdict.extent:
         lines.append(verdict.extent)
     if verdict.fault == "engine":
-        advice = "try --isa scalar, --threads 1, --kv-dtype f32 and --device cpu"
+        exact = "" if report.numerics == "exact" else "--numerics exact, "
+        advice = f"try {exact}--isa scalar, --threads 1, --kv-dtype f32 and --device cpu"
         lines.append(
             "the file is right, the engine's arithmetic is not: a float64 pass over the same weights and inputs gives "
             f"something else ({verdict.error:.1e}): {advice}"

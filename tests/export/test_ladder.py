@@ -147,6 +147,14 @@ def test_close_decisions_excuse_other_tokens(model_file: Callable[[str], Path]) 
     for tolerance, is_clear in ((1e-4, True), (10.0, False)):
         for found in compare_tokens(other, capture, tolerance):
             assert (found.n_equal, found.n_tokens, found.is_clear, found.is_within) == (1, 3, is_clear, not is_clear)
+    fewer = [tolerance_of({"f32", "q8", dtype}, "f32") for dtype in ("q4", "q3", "q2")]
+    assert fewer[0].limit < fewer[1].limit < fewer[2].limit
+    assert all(tolerance.of_median for tolerance in fewer)
+    rounded = tolerance_of({"f32", "t2"}, "f32")
+    assert coarser[0].limit < rounded.limit < coarser[-1].limit
+    assert [tolerance_of({"f32", dtype}, "f32", "fast") for dtype in ("bf16", "q8")] == [rounded, rounded]
+    for dtype in ("f16", "q4"):  # fast numerics change nothing, or less than the weights
+        assert tolerance_of({"f32", dtype}, "f32", "fast") == tolerance_of({"f32", dtype}, "f32")
     assert all(found.is_within for found in compare_tokens(engine, capture, 1e-4))
 
 
