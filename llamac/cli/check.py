@@ -9,6 +9,7 @@ from llamac.cli.loading import load_model
 from llamac.cli.options import add_conversion, add_device, add_kernels, add_model, add_threads, session_settings
 from llamac.cli.text import safe_line
 from llamac.engine.model import Model
+from llamac.errors import ArgumentError
 from llamac.exit_codes import ERROR, OK
 from llamac.format.flatfile import SECTIONS, without_logits
 from llamac.format.strips import FLOATS
@@ -37,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_conversion(parser.add_argument_group("conversion"))
     machine = parser.add_argument_group("machine")
     add_threads(machine)
-    add_kernels(machine, ("f32", "f16"))  # the probes have no reference for others
+    add_kernels(machine)
     add_device(machine)
 
 
@@ -45,6 +46,8 @@ def run(options: argparse.Namespace) -> int:
     """Run the command; return its exit code."""
     if compares(options):
         return run_comparison(options)
+    if options.kv_dtype == "q8":
+        raise ArgumentError("--kv-dtype q8 needs --against or --reference: the probes have no reference for it")
     with load_model(options, **session_settings(options)) as model:
         print(f"structure  ok: {len(model.file.tensors)} tensors, {model.file.header['file_bytes']} bytes")
         for name in SECTIONS[:-1]:

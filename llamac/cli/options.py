@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from llamac import models
-from llamac.arguments import DTYPES, KV_DTYPES, NUMERICS, KVDtype
+from llamac.arguments import DTYPES, KV_DTYPES, NUMERICS
 from llamac.engine.prompts.overflow import CONTEXT_OVERFLOWS
 from llamac.errors import ArgumentError
 
@@ -95,13 +95,11 @@ def add_max_memory(group: Group) -> None:
     )
 
 
-def add_kernels(
-    group: Group, kv_dtypes: tuple[KVDtype, ...] = KV_DTYPES, kv_default: str = "f32 for models in f32, else f16"
-) -> None:
+def add_kernels(group: Group, kv_default: str = "f32 for models in f32, else f16") -> None:
     """Add --kv-dtype, with a description of its default, --isa and --numerics."""
     group.add_argument(
         "--kv-dtype",
-        choices=kv_dtypes,
+        choices=KV_DTYPES,
         help=f"number format of the KV cache (default: {kv_default})",
     )
     group.add_argument(

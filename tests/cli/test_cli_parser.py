@@ -34,7 +34,6 @@ from processes import output_of
         (("run", "m", "-n", "-1"), "argument -n/--max-tokens: -1 is negative, expected 0 or more"),
         (("run", "m", "-n"), "argument -n/--max-tokens: expected one argument"),
         (("run", "m", "--kv-dtype", "q4"), "argument --kv-dtype: invalid choice: 'q4'"),
-        (("check", "m", "--kv-dtype", "q8"), "argument --kv-dtype: invalid choice: 'q8'"),
         (("run", "m", "Once"), "unexpected argument 'Once'; a prompt follows -i"),
         (("run", "m", "--no-cache", "--cache-dir", "d"), "not allowed with argument"),
         (("inspect", "m", "second"), "unexpected argument 'second'"),
