@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -144,11 +145,23 @@ def read_capture(path: Path) -> Capture:
         asked = about["question"]
         question = Question(**asked | {"ids": tuple(asked["ids"]), "types": tuple(asked.get("types", ()))})
         ways = () if question.is_for_encoder else WAYS
+        if not (_is_whole(question) and isinstance(about["config"], dict) and _are(str, about["problems"])):
+            raise ValueError("a value has the wrong type or size")
         chosen = {way: Chosen(tuple(arrays.pop(f"{way}.ids").tolist()), arrays.pop(f"{way}.logits")) for way in ways}
         stages = {(name.partition(".")[0], int(name.partition(".")[2])): array for name, array in arrays.items()}
         return Capture(about["source"], question, stages, chosen, about["config"], tuple(about["problems"]))
     except (KeyError, TypeError, ValueError) as error:
         raise ExportError(f"{path} is not a capture that this version reads: {error!r:.120}") from None
+
+
+def _are(kind: type, values: Iterable[Any]) -> bool:
+    return all(isinstance(value, kind) for value in values)
+
+
+def _is_whole(question: Question) -> bool:
+    """Whether the values of a question have the right types, and its steps are a part of the prompt."""
+    numbers = (question.steps, question.new_tokens, question.seed, question.n_token_ids)
+    return _are(int, (*question.ids, *question.types, *numbers)) and 0 <= question.steps < len(question.ids)
 
 
 def _array(path: Path, tensor: StoredTensor) -> NDArray[Any]:

@@ -201,16 +201,16 @@ def difference(key: Key, engine: NDArray[Any], reference: NDArray[Any], heads: i
 
 
 def compare_tokens(engine: Capture, reference: Capture, tolerance: float) -> list[TokenDifference]:
-    """Compare the tokens that each implementation chose."""
+    """Compare the tokens that each implementation chose. The engine's can end early, at logits that are no numbers."""
     found, question = [], reference.question
     for way, expected in reference.chosen.items():
-        pairs = zip(engine.chosen[way].ids, expected.ids, strict=False)
-        equal = next((i for i, (one, other) in enumerate(pairs) if one != other), len(expected.ids))
+        pairs = list(zip(engine.chosen[way].ids, expected.ids, strict=False))
+        equal = next((i for i, (one, other) in enumerate(pairs) if one != other), len(pairs))
         is_clear = True
-        if equal < len(expected.ids):
+        if equal < len(pairs):
             assert expected.logits is not None
             row: Floats = expected.logits[equal][: question.n_token_ids]
-            token, position = engine.chosen[way].ids[equal], len(question.ids) + equal
+            token, position = pairs[equal][0], len(question.ids) + equal
             is_clear = not draws.is_close(way, row, token, question.seed, position, tolerance)
         found.append(TokenDifference(way, equal, len(expected.ids), is_clear))
     return found

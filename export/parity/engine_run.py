@@ -11,6 +11,7 @@ from llamac.engine.model import Model
 from llamac.engine.sampling.params import SamplingParams
 from llamac.engine.scoring.cancellation import Cancellation
 from llamac.engine.scoring.pooled import Tokens, pooled_outputs, pooling_of
+from llamac.errors import ModelError
 from llamac.export.equations import attention_weights
 from llamac.export.parity.capture import WAYS, Capture, Chosen, Floats, Question
 from llamac.export.parity.stages import OF_A_LAYER, OF_CACHE, OUTSIDE, Key
@@ -52,17 +53,21 @@ def _pooled(model: Model, question: Question) -> Floats:
 
 
 def _continue(model: Model, question: Question, way: str) -> tuple[int, ...]:
-    """The tokens with which the engine continues the prompt."""
+    """The tokens with which the engine continues the prompt, until none of the logits is a number."""
     params = SamplingParams(
         temperature=float(way == "sampled"),
         top_k=0,
         top_p=1.0,
         min_p=0.0,
         seed=question.seed,
-        max_tokens=question.new_tokens,
         ignore_eos=True,
     )
-    return tuple(model.generate(list(question.ids), params, context=question.context).tokens)
+    for count in range(question.new_tokens, 0, -1):
+        try:
+            return tuple(model.generate(list(question.ids), params, context=question.context, max_tokens=count).tokens)
+        except ModelError:  # no token can be chosen: the stages before the logits show why
+            continue
+    return ()
 
 
 def _weights(model: Model, layer: int, scores: Floats) -> Floats:

@@ -8,7 +8,7 @@ from typing import Any
 
 from llamac.engine.model import Model
 from llamac.errors import ArgumentError
-from llamac.export.checkpoint import Checkpoint
+from llamac.export.checkpoint import Checkpoint, ModelConfig
 from llamac.export.flat.model import model_config
 from llamac.export.parity.capture import Capture, Question
 from llamac.export.parity.causes import Verdict, find_causes, find_small_fault
@@ -121,6 +121,7 @@ def check_parity(
             f"the capture is of {kinds[capture.question.is_for_encoder]}, and the model is "
             f"{kinds[bool(config.two_sided)]}: compare with a capture of the model's own directory"
         )
+    _check_question(capture.question, config)
     reference = in_engine_form(capture, config)
     with model.session(context=1) as session:
         kv_dtype, numerics = session.kv_dtype, session.numerics
@@ -146,12 +147,30 @@ def check_parity(
         tolerance=allowed,
         dtypes=tuple(sorted(dtypes)),
         kv_dtype=kv_dtype,
-        rungs=tuple(_result(rung, differences, tokens, tuple(problems)) for rung in ladder_of(config)),
         numerics=numerics,
+        rungs=tuple(_result(rung, differences, tokens, tuple(problems)) for rung in ladder_of(config)),
         first=first,
         verdict=verdict,
         notes=(*_notes(model, capture), *_other_weights(checkpoint, original), *_tied(checkpoint, capture, first)),
         further=further,
+    )
+
+
+def _check_question(question: Question, config: ModelConfig) -> None:
+    """Check that a model can compute a capture's question.
+
+    Raises:
+        ArgumentError: If the capture is of a model with more ids or positions.
+    """
+    largest = max(question.ids)
+    if largest >= config.vocab_size:
+        problem = f"its prompt has the token id {largest}, and the model's ids end at {config.vocab_size - 1}"
+    elif question.context > config.context:
+        problem = f"it has {question.context} positions, and the model {config.context}"
+    else:
+        return
+    raise ArgumentError(
+        f"the capture is of another model: {problem}; compare with a capture of the model's own directory"
     )
 
 
@@ -188,7 +207,7 @@ def _result(
         mine = [one for one in mine if one.layer == firsts[one.stage]]
     if not mine:
         return RungResult(rung, is_within=True)
-    worst = max(mine, key=lambda one: one.relative / one.tolerance.limit)
+    worst = max(mine, key=_excess)
     return RungResult(
         rung,
         is_within=worst.is_within,
@@ -196,6 +215,13 @@ def _result(
         max_error=max(one.max_error for one in mine),
         cosine=min(one.cosine for one in mine),
     )
+
+
+def _excess(one: Difference) -> float:
+    """The relative error as a multiple of the tolerance, which can be 0."""
+    if one.tolerance.limit:
+        return one.relative / one.tolerance.limit
+    return math.inf if one.relative else 0.0
 
 
 def _other_weights(checkpoint: Checkpoint, original: Checkpoint | None) -> tuple[str, ...]:

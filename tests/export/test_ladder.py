@@ -12,11 +12,13 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import llamac
+from builders import write_model
 from captures import (
     Fault,
     Floats,
@@ -27,6 +29,7 @@ from captures import (
     configured,
     exchanged,
     misread,
+    numpy_capture,
     recorded,
     to_neighbors,
 )
@@ -35,6 +38,7 @@ from golden.make_captures import FOLDER, NAMES, captured, question_of
 from golden.parity_table import cases, make_folder
 from llamac.errors import ArgumentError, ExportError
 from llamac.export.checkpoint import Checkpoint
+from llamac.export.convert import export
 from llamac.export.flat.model import model_config
 from llamac.export.hf import model as hf
 from llamac.export.hf.families import FAMILIES
@@ -43,6 +47,7 @@ from llamac.export.parity.capture import Capture, read_capture, write_capture
 from llamac.export.parity.compare import Tolerance, compare_tokens, difference, tolerance_of
 from llamac.export.parity.engine_run import run_engine
 from llamac.export.parity.question import make_question
+from llamac.export.parity.replay import checkpoint_of
 from llamac.export.parity.report import check_parity
 from llamac.export.parity.stages import LADDER, Key, keys_in_order
 from llamac.export.parity.transformers_run import run_transformers
@@ -97,6 +102,13 @@ def test_damaged_captures_are_refused(tmp_path: Path, folder: Callable[[str], Pa
         (tmp_path / "c").write_bytes(damaged)
         with pytest.raises(ExportError, match="c "):
             read_capture(tmp_path / "c")
+    capture = read_capture(STORED)
+    values: tuple[dict[str, Any], ...] = ({"config": ["llama"]}, {"problems": [3]})
+    of_question: tuple[dict[str, Any], ...] = ({"steps": "x"}, {"seed": "x"}, {"ids": "x"}, {"steps": 12})
+    for wrong in (*values, *({"question": replace(capture.question, **changes)} for changes in of_question)):
+        write_capture(tmp_path / "c", replace(capture, **wrong))
+        with pytest.raises(ExportError, match="c is not a capture that this version reads"):
+            read_capture(tmp_path / "c")
     with pytest.raises(ExportError, match="is not a capture: `llamac check MODEL --against DIR --capture FILE`"):
         read_capture(folder("llama") / "model.safetensors")
 
@@ -135,6 +147,14 @@ def test_the_tolerance_follows_the_number_formats() -> None:
     assert [exact.of_median, *(tolerance.of_median for tolerance in coarser)] == [False, True, True, True, True]
     assert tolerance_of({"f32", "q8", "q4"}, "f32") == coarser[-1]
     assert exact.limit < tolerance_of({"f32"}, "f16").limit < tolerance_of({"f32"}, "q8").limit
+    fewer = [tolerance_of({"f32", "q8", dtype}, "f32") for dtype in ("q4", "q3", "q2")]
+    assert fewer[0].limit < fewer[1].limit < fewer[2].limit
+    assert all(tolerance.of_median for tolerance in fewer)
+    rounded = tolerance_of({"f32", "t2"}, "f32")
+    assert coarser[0].limit < rounded.limit < coarser[-1].limit
+    assert [tolerance_of({"f32", dtype}, "f32", "fast") for dtype in ("bf16", "q8")] == [rounded, rounded]
+    for dtype in ("f16", "q4"):  # fast numerics change nothing, or less than the weights
+        assert tolerance_of({"f32", dtype}, "f32", "fast") == tolerance_of({"f32", dtype}, "f32")
 
 
 def test_close_decisions_excuse_other_tokens(model_file: Callable[[str], Path]) -> None:
@@ -147,15 +167,10 @@ def test_close_decisions_excuse_other_tokens(model_file: Callable[[str], Path]) 
     for tolerance, is_clear in ((1e-4, True), (10.0, False)):
         for found in compare_tokens(other, capture, tolerance):
             assert (found.n_equal, found.n_tokens, found.is_clear, found.is_within) == (1, 3, is_clear, not is_clear)
-    fewer = [tolerance_of({"f32", "q8", dtype}, "f32") for dtype in ("q4", "q3", "q2")]
-    assert fewer[0].limit < fewer[1].limit < fewer[2].limit
-    assert all(tolerance.of_median for tolerance in fewer)
-    rounded = tolerance_of({"f32", "t2"}, "f32")
-    assert coarser[0].limit < rounded.limit < coarser[-1].limit
-    assert [tolerance_of({"f32", dtype}, "f32", "fast") for dtype in ("bf16", "q8")] == [rounded, rounded]
-    for dtype in ("f16", "q4"):  # fast numerics change nothing, or less than the weights
-        assert tolerance_of({"f32", dtype}, "f32", "fast") == tolerance_of({"f32", dtype}, "f32")
     assert all(found.is_within for found in compare_tokens(engine, capture, 1e-4))
+    shorter = {way: replace(one, ids=one.ids[:2]) for way, one in engine.chosen.items()}
+    for found in compare_tokens(replace(engine, chosen=shorter), capture, 10.0):
+        assert (found.n_equal, found.is_within) == (2, False)
 
 
 def test_close_decisions_excuse_only_the_tokens_that_were_close() -> None:
@@ -229,6 +244,82 @@ def test_the_command_explains_a_difference(
     assert [rung["rung"] for rung in facts["rungs"]] == [rung.number for rung in LADDER]
     assert [rung["rung"] for rung in facts["rungs"] if not rung["is_within"]] == [8]
     assert "NaN" not in json.dumps(facts)
+
+
+def test_numbers_that_are_not_finite_are_located(
+    llamac_command: Command, given: Callable[[str], tuple[Checkpoint, Capture]], tmp_path: Path
+) -> None:
+    """No token can be chosen from such logits, and the report comes all the same."""
+    checkpoint, capture = given("llama")
+    write_capture(tmp_path / "c", capture)
+    for dtype in ("f32", "q4"):
+        model = write_model(tmp_path / f"{dtype}.bin", checkpoint, dtype=dtype)
+        with llamac.load(model, threads=1) as opened:
+            _, numbers = opened.file.stored("layers.1.ffn_norm.weight")
+        damaged = numbers[:12] + np.array([np.nan], "<f4").tobytes() + numbers[16:]
+        model.write_bytes(model.read_bytes().replace(numbers, damaged))
+        common = ("check", model, "--reference", tmp_path / "c", "--threads", "1", "--tolerance", "2")
+        done = llamac_command(*common)
+        assert (done.code, done.err) == (1, "")
+        assert "first difference: ffn_norm of layer 1 at position 0, index 3: relative error inf" in done.out
+        assert "DIFFERENT 0 of 2 tokens are equal" in done.out
+        facts = json.loads(llamac_command(*common, "--json").out)
+        assert (facts["first"]["stage"], facts["first"]["layer"], facts["first"]["relative"]) == ("ffn_norm", 1, None)
+
+
+def test_a_capture_of_a_model_with_more_ids_or_positions_is_refused(
+    llamac_command: Command, model_file: Callable[[str], Path], tmp_path: Path
+) -> None:
+    capture = read_capture(STORED)
+    ids = (*capture.question.ids[:2], 505, *capture.question.ids[3:])
+    given: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"ids": ids}, "of another model: its prompt has the token id 505, and the model's ids end at 300"),
+        ({"new_tokens": 100}, "of another model: it has 112 positions, and the model 64"),
+    )
+    for changes, problem in given:
+        write_capture(tmp_path / "c", replace(capture, question=replace(capture.question, **changes)))
+        done = llamac_command("check", model_file("llama"), "--reference", tmp_path / "c")
+        done.refuses_with(problem, "compare with a capture of the model's own directory")
+
+
+def test_a_tolerance_of_zero_accepts_only_equal_numbers(
+    llamac_command: Command, model_file: Callable[[str], Path]
+) -> None:
+    common = ("check", model_file("llama"), "--reference", STORED, "--threads", "1", "--tolerance", "0", "--json")
+    done = llamac_command(*common)
+    assert done.code == 1
+    found = {rung["rung"]: rung for rung in json.loads(done.out)["rungs"]}
+    assert not found[8]["is_within"]
+    assert found[8]["worst"]["relative"] > 0
+
+
+def test_fast_numerics_have_a_tolerance_and_are_named(
+    llamac_command: Command, folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    model = tmp_path / "bf16.bin"
+    export(folder("llama"), model, dtype="bf16", probe_source=None)
+    common = ("check", model, "--threads", "1", "--numerics", "fast")
+    with llamac.load(model, threads=1) as opened:
+        write_capture(tmp_path / "c", numpy_capture(checkpoint_of(opened), cases()["llama"]))
+    done = llamac_command(*common, "--reference", tmp_path / "c")
+    assert (done.code, done.err) == (0, "")
+    assert "KV cache in f32; fast numerics\n" in done.out
+    assert "tolerance  0.25 of the largest number at the same position, for the median position: inputs" in done.out
+    done = llamac_command(*common, "--reference", tmp_path / "c", "--tolerance", "0.0001")
+    assert "the engine's arithmetic is not" in done.out
+    assert "try --numerics exact" in done.out
+    exact = llamac_command("check", model, "--threads", "1", "--reference", tmp_path / "c")
+    assert exact.code == 0
+    assert "KV cache in f32\n" in exact.out
+
+
+def test_a_cache_in_q8_is_for_comparisons(llamac_command: Command, model_file: Callable[[str], Path]) -> None:
+    model, q8 = model_file("llama"), ("--kv-dtype", "q8", "--threads", "1")
+    done = llamac_command("check", model, "--reference", STORED, *q8)
+    assert "KV cache in q8\n" in done.out
+    assert "tolerance  0.25 " in done.out
+    assert done.code == 0
+    llamac_command("check", model, *q8).refuses_with("--kv-dtype q8 needs --against or --reference")
 
 
 def shifted(capture: Capture) -> dict[tuple[str, int], Floats]:
