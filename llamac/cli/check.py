@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_conversion(parser.add_argument_group("conversion"))
     machine = parser.add_argument_group("machine")
     add_threads(machine)
-    add_kernels(machine)
+    add_kernels(machine, "f32 with --against or --reference, else f32 for models in f32 and f16 for others")
     add_device(machine)
 
 
