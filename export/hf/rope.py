@@ -123,7 +123,10 @@ def refuse_scaling(keys: Keys) -> None:
 
 
 def _rope_object(keys: Keys) -> tuple[str, dict[str, Any]]:
-    """(name, content) of the object with the scaling parameters. It can be empty."""
+    """(name, content) of the object with the scaling parameters. It can be empty.
+
+    A config.json for transformers 4 and 5 has both objects, and the base outside, in the second, or both.
+    """
     found: list[tuple[str, dict[str, Any]]] = []
     for name in ("rope_scaling", "rope_parameters"):
         value = keys.value(name)
@@ -131,7 +134,8 @@ def _rope_object(keys: Keys) -> tuple[str, dict[str, Any]]:
             found.append((name, value))
         elif value not in (None, {}):
             keys.wrong(name, "an object")
-    if len(found) > 1 and found[0][1] != found[1][1]:
+    stated = [{"rope_theta": keys.values.get("rope_theta")} | values for _, values in found]
+    if len(stated) > 1 and stated[0] != stated[1]:
         keys.problems.append("rope_scaling and rope_parameters differ, expected only one of them")
     return found[0] if found else ("rope_parameters", {})
 

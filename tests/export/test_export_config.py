@@ -164,6 +164,18 @@ def test_a_config_that_is_not_a_json_object_is_refused(tmp_path: Path, text: str
         read(tmp_path)
 
 
+def test_two_rope_objects_can_differ_in_the_base_that_only_one_states() -> None:
+    """A config.json for transformers 4 and 5. With both objects, transformers 5 reads the first."""
+    scaling = {"rope_type": "linear", "factor": 2.0}
+    old = changed(LLAMA, rope_theta=7e3, rope_scaling=scaling, rope_parameters=None)
+    for base, more in (("rope_scaling", "rope_parameters"), ("rope_parameters", "rope_scaling")):
+        both = changed(old, **{base: scaling, more: {**scaling, "rope_theta": 7e3}})
+        assert [rope.inv_freq.tolist() for rope in parse(both).ropes] == [x.inv_freq.tolist() for x in parse(old).ropes]
+    for other in ({"rope_theta": 8e3}, {"rope_theta": 7e3, "factor": 4.0}):
+        with pytest.raises(ExportError, match="rope_scaling and rope_parameters differ, expected only one of them"):
+            parse(changed(old, rope_parameters={**scaling, **other}))
+
+
 def test_ambiguous_values_are_reported() -> None:
     warnings: list[str] = []
     config = changed(LLAMA, rope_parameters={"rope_type": "default", "rope_theta": 7e3, "factor": 2.0})
