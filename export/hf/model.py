@@ -144,7 +144,8 @@ def _read_shards(
 ) -> tuple[list[str], Stored]:
     """(names of the shards, tensors). The index names the shard of each tensor.
 
-    Tensors that are not weights can be missing in the index or in the shard.
+    Tensors that are not weights can be missing in the index or in the shard. The output matrix of a tied model can be
+    missing in the index.
     """
     shard_of = _weight_map(folder, index)
     files = sorted(set(shard_of.values()))
@@ -161,6 +162,10 @@ def _read_shards(
         file: {name: tensor for name, tensor in tensors.items() if not is_left_out(name, file)}
         for file, tensors in shards.items()
     }
+    if config.tied:
+        head = HEAD.full_name("weight")
+        extra = {name: file for file in files for name in stored[file] if name not in listed}
+        listed |= {name: file for name, file in extra.items() if _new_name(family, name) == head}
     problems = [f"missing: {name} is not in {file}" for name, file in listed.items() if name not in stored[file]]
     for file, tensors in stored.items():
         for name in tensors:
@@ -197,15 +202,20 @@ def _renamed(family: Family, stored: Stored, model: ModelConfig) -> Stored:
     """The tensors under the names of the family's row: replaces old names and splits fused experts."""
     found: Stored = {}
     for old_name, tensor in _unpacked(family, stored):
-        name = old_name
-        for pattern, replacement in family.renamed:
-            name = re.sub(pattern, replacement, name)
+        name = _new_name(family, old_name)
         rows = _split_rows(family, name, tensor, model)
         for new_name, part in rows or _split_experts(family, name, tensor, model.dim):
             if new_name in found:
                 raise ExportError(f"the tensor {new_name} appears twice: separately, and as a part of {old_name}")
             found[new_name] = part
     return found
+
+
+def _new_name(family: Family, name: str) -> str:
+    """The name of a tensor in the family's row."""
+    for pattern, replacement in family.renamed:
+        name = re.sub(pattern, replacement, name)
+    return name
 
 
 def _split_rows(family: Family, name: str, tensor: StoredTensor, model: ModelConfig) -> list[tuple[str, StoredTensor]]:

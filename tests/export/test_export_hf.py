@@ -171,6 +171,33 @@ def test_ignored_tensors_can_be_missing_from_the_index_or_the_shard(tmp_path: Pa
     assert_same(read(tmp_path), read(write_checkpoint(tmp_path / "whole", LLAMA)))
 
 
+@pytest.mark.parametrize("equal", [True, False])
+def test_the_output_matrix_of_a_tied_model_can_be_missing_from_the_index(tmp_path: Path, equal: bool) -> None:
+    """transformers reads all tensors of the shards. Whether the output is tied depends on this one, as without shards.
+
+    Programs that rewrote the index after tying left the matrix in its shard.
+    """
+    config = {**LLAMA, "tie_word_embeddings": True}
+    weights = tensors(LLAMA)
+    if equal:
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+    for name, in_index in (("index", True), ("shard", False)):
+        (tmp_path / name).mkdir()
+        write_config(tmp_path / name, config)
+        write_shards(tmp_path / name, weights, 2, write_safetensors, "model.safetensors")
+        path = tmp_path / name / "model.safetensors.index.json"
+        index = json.loads(path.read_text())
+        if not in_index:
+            del index["weight_map"]["lm_head.weight"]
+        path.write_text(json.dumps(index))
+    found = hf.read(tmp_path / "shard", [])
+    assert found.config.tied_output == equal
+    assert_same(found, hf.read(tmp_path / "index", []))
+    write_config(tmp_path / "shard", {**config, "tie_word_embeddings": False})
+    with pytest.raises(ExportError, match=r"extra: lm_head\.weight in \S+ is not in the index"):
+        hf.read(tmp_path / "shard", [])
+
+
 @pytest.mark.parametrize("file", ["../model.safetensors", "/etc/passwd", "a/b", "", ".", ".."])
 def test_shards_outside_the_directory_are_refused(tmp_path: Path, file: str) -> None:
     write_config(tmp_path, LLAMA)
