@@ -28,6 +28,7 @@ Stored = dict[str, StoredTensor]
 METHOD = "compressed-tensors"
 PACKED = "_packed"  # follows the name of a matrix of integers in words
 SCALE, SHAPE, ZERO, GROUPS, WHOLE = "_scale", "_shape", "_zero_point", "_g_idx", "_global_scale"
+OF_CACHE = re.compile(r"(.*\.)?([kqv]_(scale|zero_point)|[kv]_proj\.output_(scale|zero_point))")
 MAX_BLOCK = 1 << 20
 MAX_SCHEMES = 64
 MAX_TARGETS = 1 << 14
@@ -44,7 +45,6 @@ KEYS: dict[str, tuple[Any, ...]] = {
     "quant_method": (METHOD,),
     "format": (*FORMATS, MIXED),
     "quantization_status": (None, "compressed", "frozen"),  # earlier versions wrote "frozen" with compressed weights
-    "kv_cache_scheme": (None,),
     "transform_config": (None, {}),
 }
 GROUP_KEYS: dict[str, tuple[Any, ...]] = {"format": (None, *FORMATS), "output_activations": (None,)}
@@ -53,7 +53,7 @@ WEIGHT_KEYS: dict[str, tuple[Any, ...]] = {
     "actorder": (None, False, "weight", "static", "group"),
 }
 # Keys without effect on numbers that are stored already.
-HARMLESS = ("ignore", "version", "global_compression_ratio", "config_groups", "sparsity_config")
+HARMLESS = ("ignore", "version", "global_compression_ratio", "config_groups", "sparsity_config", "kv_cache_scheme")
 GROUP_HARMLESS = ("targets", "weights", "input_activations")
 WEIGHT_HARMLESS = (
     *("num_bits", "type", "strategy", "group_size", "block_structure", "symmetric"),  # read by `_scheme`
@@ -286,7 +286,9 @@ def _other_tensors(scheme: Scheme, base: str, stored: Stored) -> str | None:
 
 
 def _is_factor(name: str, stored: Stored) -> bool:
-    """Whether a tensor only describes another one, or the inputs of its product."""
+    """Whether a tensor only describes another one, the inputs of its product, or the cache."""
+    if OF_CACHE.fullmatch(name):
+        return True
     match = re.fullmatch(r"(.*\.)?(weight_(global_)?scale|weight_shape|input_(global_)?scale|input_zero_point)", name)
     if match is not None:
         return any(f"{match[1] or ''}weight{end}" in stored for end in ("", PACKED))
@@ -300,6 +302,9 @@ def parse(values: dict[str, Any], warnings: list[str]) -> Compressed:
     sparsity = values.get("sparsity_config")
     if sparsity and not (isinstance(sparsity, dict) and sparsity.get("format") == "dense"):
         problems.append(f"sparsity_config is {sparsity!r:.80}")
+    cache = values.get("kv_cache_scheme")
+    if cache is not None and not isinstance(cache, dict):
+        problems.append(f"kv_cache_scheme is {cache!r:.80}, expected an object")
     groups = values.get("config_groups")
     if not isinstance(groups, dict) or not groups:
         problems.append(f"config_groups is {groups!r:.80}, expected an object")
@@ -320,6 +325,11 @@ def parse(values: dict[str, Any], warnings: list[str]) -> Compressed:
         warnings.append(
             f"config.json asks for inputs of {' or '.join(input_bits)} bits with static scales: weights keep their "
             "numbers, inputs are not rounded, and their scales are left out"
+        )
+    if cache is not None:
+        warnings.append(
+            "config.json asks for a quantized cache (kv_cache_scheme): it is not applied, and its scales are left out; "
+            "kv_dtype chooses the cache's dtype"
         )
     if len(targets) > MAX_TARGETS:
         raise UnsupportedError(
@@ -386,6 +396,8 @@ def _scheme(weights: dict[str, Any], form: Any) -> Scheme | str:
     if strategy == "group" and type(size) is int and 0 < size <= MAX_BLOCK:
         return Scheme(plain, *fields, (1, size), *tensors)
     block = weights.get("block_structure")
+    if isinstance(block, str) and re.fullmatch("[0-9]{1,9}x[0-9]{1,9}", block):  # of earlier versions
+        block = [int(size) for size in block.split("x")]
     sizes = block if isinstance(block, list) and all(type(n) is int and 0 < n <= MAX_BLOCK for n in block) else []
     if strategy == "block" and len(sizes) == 2 and not is_packed:
         return Scheme(plain, *fields, (sizes[0], sizes[1]))

@@ -65,7 +65,7 @@ _HARMLESS = """
     v2_alpha gptaq mse do_fuse fuse_max_seq_len modules_to_fuse w_bit q_group_size autoround_version iters nsamples
     seqlen lr minmax_lr low_gpu_mem_usage enable_quanted_input enable_minmax_tuning enable_norm_bias_tuning amp
     gradient_accumulate_steps scale_dtype n_samples train_bs act_bits act_group_size act_sym act_dynamic act_data_type
-    model_free enable_alg_ext provider pack_impl offload_to_disk offload_to_disk_path fallback failsafe hyb_act
+    model_free enable_alg_ext provider pack_impl offload_to_disk offload_to_disk_path fallback failsafe hyb_act method
 """
 HARMLESS = frozenset(_HARMLESS.split())
 

@@ -58,6 +58,7 @@ def quantization(form: str, weights: Config, **others: object) -> Config:
 FLOAT4: Config = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
 FLOAT8: Config = FLOAT4 | {"num_bits": 8}
 INT4: Config = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
+BLOCKS: Config = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [64, 48]}
 W4A16 = quantization("pack-quantized", INT4)
 KINDS: dict[str, tuple[Config, Quantizer]] = {
     "W4A16": (W4A16, packed(4, 32)),
@@ -92,9 +93,7 @@ KINDS: dict[str, tuple[Config, Quantizer]] = {
         plain("F8_E4M3", (0, 0), "F32"),
     ),
     "FP8 of blocks": (
-        quantization(
-            "float-quantized", {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [64, 48]}
-        ),
+        quantization("float-quantized", BLOCKS),
         plain("F8_E4M3", (64, 48)),
     ),
 }
@@ -207,6 +206,32 @@ def test_inputs_that_are_not_rounded_are_a_warning(bits: int, dynamic: object) -
     assert f"inputs of {bits} bits" in warnings[0]
 
 
+def test_the_size_of_blocks_can_be_a_string() -> None:
+    """Earlier versions of the library wrote one."""
+    found = compressed.parse(quantization("float-quantized", BLOCKS | {"block_structure": "64x48"}), [])
+    assert found == compressed.parse(quantization("float-quantized", BLOCKS), [])
+
+
+def test_a_quantized_cache_is_a_warning(tmp_path: Path) -> None:
+    """Of RedHat's FP8-KV models. The scales belong to the cache only."""
+
+    def quantize(name: str, shape: tuple[int, ...]) -> tuple[Stored, np.ndarray]:
+        stored, numbers = packed(4, 32)(name, shape)
+        for old, new in (("k_proj.weight", "k_scale"), ("v_proj.weight", "v_scale"), ("q_proj.weight", "k_zero_point")):
+            if name.endswith(old):
+                stored[name.replace(old, new)] = "F32", np.ones(1, np.float32)
+        if name.endswith(("k_proj.weight", "v_proj.weight")):
+            stored[name.replace("weight", "output_scale")] = "F32", np.ones(1, np.float32)
+        return stored, numbers
+
+    config = W4A16 | {"kv_cache_scheme": {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}}
+    pair = quantized_pair(tmp_path, write_checkpoint(tmp_path / "shapes", LLAMA), config, of_layers, quantize)
+    assert_same_numbers(*pair)
+    warnings: list[str] = []
+    hf.read(pair[1], warnings)
+    assert ["a quantized cache (kv_cache_scheme)" in warning for warning in warnings] == [True]
+
+
 def test_groups_can_differ_and_inputs_are_not_rounded(tmp_path: Path) -> None:
     def quantize(name: str, shape: tuple[int, ...]) -> tuple[Stored, np.ndarray]:
         stored, numbers = (packed(4, 32) if "mlp" in name else plain("I8", (1, 0)))(name, shape)
@@ -291,7 +316,8 @@ def test_numbers_and_stages_are_transformers(llamac_command: Command, tmp_path: 
     [
         (W4A16 | {"format": "mxfp6-pack-quantized"}, "format is 'mxfp6-pack-quantized', expected 'float-quantized' or"),
         (quantization("nvfp4-pack-quantized", FLOAT4), "type 'float' with num_bits 4 in the format 'nvfp4-pack-"),
-        (W4A16 | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme is {'num_bits': 8}"),
+        (W4A16 | {"kv_cache_scheme": 8}, "kv_cache_scheme is 8, expected an object"),
+        (quantization("float-quantized", BLOCKS | {"block_structure": "16x32x2"}), "block_structure '16x32x2'"),
         (W4A16 | {"sparsity_config": {"format": "sparse-24"}}, "sparsity_config is {'format': 'sparse-24'}"),
         (W4A16 | {"transform_config": {"R1": {}}}, "transform_config is {'R1': {}}"),
         (W4A16 | {"quantization_status": "calibration"}, "quantization_status is 'calibration', expected 'compressed'"),
