@@ -174,7 +174,7 @@ def text_config(values: dict[str, Any], family: Family, warnings: list[str]) -> 
     # versions of transformers that write text_config keep the keys that an older one wrote, and ignore them
     known = {*text, *family.keys} - {*OUTSIDE_TEXT, *OF_IMAGES} if family.flat_text and text else set()
     known |= {key for key in text if key in values and values[key] == text[key]}
-    outside.finish({*OUTSIDE_TEXT, *OF_IMAGES, *known})
+    outside.finish({*OUTSIDE_TEXT, *OF_IMAGES, *family.outside, *known})
     warnings.append("config.json describes a multimodal model: only its language model is read")
     differ = sorted(key for key in known & values.keys() if values[key] != text.get(key))
     if differ:

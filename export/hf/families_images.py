@@ -191,15 +191,12 @@ GLM46V = replace(
     other_texts=(replace(GLM4V_MOE, **_GLM46V),),
 )
 
-# Cohere 2, in Command A+ with experts. transformers does not multiply the logits by logit_scale here; others do.
+# Cohere 2, in Command A+ with experts. vLLM multiplies the logits by logit_scale, transformers 5.24 does not.
 COHERE2_VISION = _with_texts(
     "cohere2_vision",
     ("Cohere2VisionForConditionalGeneration",),
     "Cohere2VisionModel",
-    tuple(
-        replace(text, keys=without(text.keys, "logit_scale"), fixed={**text.fixed, "logit_scale": 1.0})
-        for text in (COHERE2, COHERE2_MOE)
-    ),
+    (COHERE2, COHERE2_MOE),
     _LLAVA_PARTS,
 )
 
@@ -216,7 +213,14 @@ EXAONE4_5 = replace(
 
 # Qwen 2.5 in InternVL 3, Qwen 3 in InternVL 3.5, as transformers stores them (-HF).
 INTERN_VL = _with_texts(
-    "internvl", ("InternVLForConditionalGeneration",), "InternVLModel", (QWEN2, QWEN3, QWEN3_MOE), _LLAVA_PARTS
+    "internvl",
+    ("InternVLForConditionalGeneration",),
+    "InternVLModel",
+    tuple(
+        replace(text, harmless=(*text.harmless, "debug", "ep_size", "micro_forward", "skip_checkpoint", "use_deepep"))
+        for text in (QWEN2, QWEN3, QWEN3_MOE)  # the keys say how InternVL 3.5 was trained
+    ),
+    _LLAVA_PARTS,
 )
 
 # The sizes of the language models' classes in transformers, which configs leave out where a model has the same.
@@ -230,17 +234,21 @@ _TEXTS = tuple(
         (QWEN3, {"intermediate_size": 22016, "vocab_size": 151936}),
     )
 )
-LLAVA = _with_texts("llava", ("LlavaForConditionalGeneration",), "LlavaModel", _TEXTS, _LLAVA_PARTS)
-LLAVA_NEXT = _with_texts("llava_next", ("LlavaNextForConditionalGeneration",), "LlavaNextModel", _TEXTS, _LLAVA_PARTS)
+_OUTSIDE: dict[str, Any] = {"outside": ("vocab_size",)}
+LLAVA = _with_texts("llava", ("LlavaForConditionalGeneration",), "LlavaModel", _TEXTS, _LLAVA_PARTS, **_OUTSIDE)
+LLAVA_NEXT = _with_texts(
+    "llava_next", ("LlavaNextForConditionalGeneration",), "LlavaNextModel", _TEXTS, _LLAVA_PARTS, **_OUTSIDE
+)
 LLAVA_ONEVISION = _with_texts(
     "llava_onevision",
     ("LlavaOnevisionForConditionalGeneration",),
     "LlavaOnevisionModel",
     (*_TEXTS[2:], *_TEXTS[:2]),
     _LLAVA_PARTS,
+    **_OUTSIDE,
 )
 
-# The published logit_scale is 0.25. vLLM multiplies the logits by it, transformers 5.24 does not.
+# The published logit_scale is 0.25; see COHERE2_VISION.
 AYA_VISION = _with_texts(
     "aya_vision", ("AyaVisionForConditionalGeneration",), "AyaVisionModel", (COHERE2, COHERE), _LLAVA_PARTS
 )
@@ -250,6 +258,7 @@ OVIS2 = _with_texts(
     "Ovis2Model",
     tuple(replace(text, keys={**text.keys, "tie_word_embeddings": True}) for text in (QWEN2, QWEN3)),
     r"(vision_tower|visual_embeddings_table)\..*",
+    outside=("hidden_size", "vocab_size"),
 )
 # DeepSeek V3, under Kimi K2's name in published configs.
 _KIMI_K25 = _with_texts(

@@ -231,6 +231,7 @@ class Family:
         old_text_type: Another model_type of text_config, in configs of earlier versions.
         other_texts: The rows for other language models that text_config can describe, named by their model_type.
         flat_text: The keys of text_config can be in config.json itself.
+        outside: Keys that config.json can also have outside text_config, where they do not matter.
         written_as: The model_type that `write` writes, if it is another one: of a model with images, its language
             model's.
         written_keys: Further keys that `write` writes if there is no original config.json.
@@ -324,6 +325,7 @@ class Family:
     old_text_type: str = ""
     other_texts: tuple[Family, ...] = ()
     flat_text: bool = False
+    outside: tuple[str, ...] = ()
     written_as: str = ""
     written_keys: Mapping[str, Any] = field(default_factory=dict)
     old_keys: Mapping[str, str] = field(default_factory=dict)

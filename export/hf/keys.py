@@ -31,7 +31,7 @@ _HARMLESS = """
     remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens auto_map
     cache_implementation output_router_logits router_aux_loss_coef router_jitter_noise classifier_dropout
     hidden_dropout_prob attention_probs_dropout_prob custom_pipelines num_heads residual_dropout embedding_dropout
-    experts_per_token initial_context_length
+    experts_per_token initial_context_length tie_encoder_decoder is_composition is_matryoshka matryoshka_dimensions
 """
 HARMLESS = frozenset(_HARMLESS.split())
 

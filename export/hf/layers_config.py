@@ -314,6 +314,7 @@ def _pattern(keys: Keys, family: Family, *, is_used: bool) -> int:
         return family.window_every
     if not is_used and "_sliding_window_pattern" not in family.keys:  # can then be null or a string
         keys.value("sliding_window_pattern")
+        keys.value("_sliding_window_pattern")  # transformers 4.53 to 4.57 wrote it, too
         return 1
     every = keys.size("sliding_window_pattern", "n_layers", family.keys["sliding_window_pattern"])
     if keys.size("_sliding_window_pattern", "n_layers", every, nullable=True) != every and is_used:

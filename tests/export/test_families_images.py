@@ -115,7 +115,6 @@ def test_published_configs_give_the_expected_models() -> None:
         ("SmolVLM-256M", {"text_config": {"model_type": "mistral"}}, "the language model's model_type is 'mistral'"),
         ("GLM-4.1V-9B", {"attention_bias": False}, "attention_bias is False"),
         ("GLM-4.5V", {"text_config": {"num_local_experts": 9, "n_routed_experts": 8}}, "num_local_experts is 9, but n"),
-        ("command-a-plus-05-2026", {"text_config": {"logit_scale": 0.25}}, "logit_scale is 0.25"),
         ("GLM-4.1V-9B", {"head_dim": 64}, "head_dim is 64, expected hidden_size / num_attention_heads"),
     ],
 )
@@ -145,6 +144,37 @@ def test_the_language_model_has_the_default_family_where_the_config_does_not_say
         text = changed(IMAGES[name]["text_config"], model_type=None)
         assert parse_config({**IMAGES[name], "text_config": text}, []).model == published(name)
     assert published("aya-vision-8b").logit_scale == 0.25
+
+
+def test_the_logits_of_command_a_have_a_scale() -> None:
+    """transformers 5.24 ignores it; vLLM multiplies by it. That of Command A Vision is 0.25."""
+    for name in ("command-a-plus-05-2026", "aya-vision-8b"):
+        text = changed(IMAGES[name]["text_config"], logit_scale=0.25)
+        assert parse_config({**IMAGES[name], "text_config": text}, []).model.logit_scale == 0.25
+    assert published("command-a-plus-05-2026").logit_scale == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("Ovis2-1B-hf", {"hidden_size": 1536, "vocab_size": 151643}),  # transformers' defaults
+        ("llava-1.5-7b-hf", {"vocab_size": 32000}),
+        ("llava-v1.6-mistral-7b-hf", {"vocab_size": 32000}),
+        ("llava-onevision-qwen2-7b-ov-hf", {"vocab_size": 152128}),
+    ],
+)
+def test_sizes_outside_text_config_that_only_images_need_do_not_count(name: str, changes: Config) -> None:
+    warnings: list[str] = []
+    assert parse_config({**IMAGES[name], **changes}, warnings).model == published(name)
+    assert warnings == [MULTIMODAL]
+
+
+def test_how_internvl_was_trained_does_not_count() -> None:
+    """InternVL 3.5 has these keys."""
+    keys = {"debug": False, "ep_size": 1, "micro_forward": False, "skip_checkpoint": False, "use_deepep": False}
+    for name in ("InternVL3-8B-hf", "InternVL3_5-8B-HF"):
+        text = {**IMAGES[name]["text_config"], **keys}
+        assert parse_config({**IMAGES[name], "text_config": text}, []).model == published(name)
 
 
 def test_the_language_model_of_mistral_small_4_is_read(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ KNOWN = {
     "glm4": "GLM-4 0414 (9B, 32B)",
     "cohere2": "Command R7B, Command A",
     "cohere2_moe": "North Mini Code 30B-A3B; Command A+ without images",
-    "cohere2_vision": "Command A+: the language model",
+    "cohere2_vision": "Command A Vision, Command A+: the language model",
     "glm4v_moe": "GLM-4.5V: the language model",
     "falcon": "Falcon 7B, 40B, 180B; Falcon 2 11B",
     "opt": "OPT (125M, 1.3B to 66B)",
