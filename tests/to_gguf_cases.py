@@ -124,10 +124,11 @@ NOT_WRITTEN += ("bitnet-attention_bias", "olmo-attention_bias", "iquestcoder", "
 NOT_WRITTEN += ("falcon", "falcon-new_decoder_architecture")
 NOT_WRITTEN += ("mellum", "mellum-yarn", "mellum-sliding_window")
 NAMES = [name for name in dict.fromkeys([*GGUF_CASES, *CHANGES]) if name not in NOT_WRITTEN]
-# The families that are written as another one: Kimi K2, Sarvam, IQuest-Coder and InternLM 3, and models with images.
+# The families that are written as another one: those that compute the same, and models with images.
 WITH_IMAGES = {
-    "iquestcoder": "llama",
-    "internlm3": "llama",
+    **dict.fromkeys(("iquestcoder", "internlm2", "internlm3"), "llama"),
+    "minicpm": "granite",
+    "mimo": "qwen2",
     "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",
     "gemma4_unified": "gemma4_text",

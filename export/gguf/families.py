@@ -146,7 +146,7 @@ _NEMOTRON_H = Architecture(
 _LLAMA = Architecture(
     "llama",
     others=(
-        *("mistral", "mixtral", "idefics3", "smolvlm", "iquestcoder", "internlm3"),
+        *("mistral", "mixtral", "idefics3", "smolvlm", "iquestcoder", "internlm2", "internlm3"),
         *("mistral3", "llava", "llava_next"),
     ),
     paired=True,
@@ -184,7 +184,7 @@ ARCHITECTURES = {
     "bitnet-b1.58": replace(_BITNET, activation="relu2"),
     "gpt2": _GPT2,
     "starcoder": replace(_GPT2, family="gpt_bigcode"),
-    "qwen2": Architecture("qwen2", others=("qwen2_vl", "qwen2_5_vl", "internvl", "llava_onevision", "ovis2")),
+    "qwen2": Architecture("qwen2", others=("qwen2_vl", "qwen2_5_vl", "internvl", "llava_onevision", "ovis2", "mimo")),
     # the second tensor has the rows of "yes" and "no" of a reranker's output matrix
     "qwen3": Architecture("qwen3", others=("qwen3_vl",), qk_norm="head", ignored=("cls.output.weight",)),
     "qwen2moe": Architecture(
@@ -283,7 +283,7 @@ ARCHITECTURES = {
     ),
     "granite": Architecture(
         "granite",
-        others=("granitemoehybrid",),
+        others=("granitemoehybrid", "minicpm"),
         paired=True,
         keys={**GRANITE_SCALES, IS_ROTATED: True, **dict.fromkeys(STATE_KEYS)},
         biases="any",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llamac.export.hf.families_experts import QWEN3_MOE
-from llamac.export.hf.families_gated import GEMMA2, GRANITE, LLAMA
+from llamac.export.hf.families_gated import GEMMA2, GRANITE, LLAMA, QWEN2
 from llamac.export.hf.families_latent import DEEPSEEK_V3
 from llamac.export.hf.families_routed import GLM4_MOE, GRANITE_MOE_SHARED
 from llamac.export.hf.family import Module
@@ -37,6 +37,63 @@ INTERNLM3 = replace(
     fixed={},
     harmless=(),
     old_keys={"qkv_bias": "attention_bias", "bias": "mlp_bias"},
+)
+
+# Not in transformers. Its tensors have the names of its own code; q, k and v are in one.
+INTERNLM2 = replace(
+    IQUEST_CODER,
+    model_type="internlm2",
+    architectures=("InternLM2ForCausalLM",),
+    bare="InternLM2Model",
+    modules=(
+        Module("tok_embeddings", ("token_embedding",)),
+        norm("attention_norm", "attn_norm"),
+        Module(f"{L}attention.wqkv", tuple(f"{L}attn_{x}" for x in "qkv"), interleaved="groups", bias="bias"),
+        Module(f"{L}attention.wo", (f"{L}attn_out",), bias="bias"),
+        norm("ffn_norm", "ffn_norm"),
+        *(
+            Module(f"{L}feed_forward.{name}", (f"{L}ffn_{part}",))
+            for name, part in (("w1", "gate"), ("w3", "up"), ("w2", "down"))
+        ),
+        Module("norm", ("output_norm",)),
+    ),
+    keys={**without(COMMON, "head_dim"), "bias": True},
+    fixed={},
+    harmless=(),
+    sizes_of_head=True,
+    renamed=((r"^output\.", "lm_head."),),
+    head="output",
+)
+
+# Not in transformers: LLaMA with scales of the embedding, the branches and the logits.
+MINICPM = replace(
+    IQUEST_CODER,
+    model_type="minicpm",
+    architectures=("MiniCPMForCausalLM",),
+    bare="MiniCPMModel",
+    modules=pre(attention("attention_bias"), mlp()),
+    keys={
+        **without(COMMON, "head_dim"),
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "scale_emb": 1,
+        "scale_depth": 1,
+        "dim_model_base": 1,
+    },
+    fixed={"num_experts": 0},
+    harmless=(),
+    sizes_of_head=True,
+)
+
+# Not in transformers: Qwen 2 with an MTP layer, which is not read.
+MIMO = replace(
+    QWEN2,
+    model_type="mimo",
+    architectures=("MiMoForCausalLM",),
+    bare="MiMoModel",
+    fixed={"attention_bias": True},
+    harmless=(*QWEN2.harmless, "num_nextn_predict_layers"),
+    ignored=(*QWEN2.ignored, r"mtp_layers\..*"),
 )
 
 # Published with names like GPT-2's.
