@@ -98,14 +98,14 @@ def test_a_raw_logit_is_a_score_if_the_files_say_so(tmp_path: Path, exported: Ca
 
 def test_padding_at_the_end_does_not_count(tmp_path: Path, exported: Callable[..., Path]) -> None:
     """transformers takes the last token that is not the padding token, even if the tokenizer has put it there."""
-    folder = make_scorer(tmp_path, "plain")
-    path = exported(folder, tokenizer_config={"add_eos_token": True}, config={"pad_token_id": 260})
+    folder = make_scorer(tmp_path, "ends")
+    path = exported(folder, config={"pad_token_id": 260})
     with llamac.load(path) as model:
         eos = model.special.eos_id
         assert model.special.add_eos
     kept, cut = scores(path), scores(exported(folder, config={"pad_token_id": eos}))
     assert cut != pytest.approx(kept, abs=0.001)
-    assert scores(exported(folder, tokenizer_config={"add_eos_token": False})) != pytest.approx(cut, abs=0.001)
+    assert scores(exported(folder, tokenizer={"post_processor": None})) != pytest.approx(cut, abs=0.001)
 
 
 def test_names_of_special_tokens_are_text_unless_they_are_parsed(tmp_path: Path, exported: Callable[..., Path]) -> None:

@@ -412,9 +412,13 @@ def test_pairs_are_those_of_the_tokenizer(tmp_path: Path, name: str, separators:
         assert 0 < model.rerank("a small dog", ["cats"])[0].score < 1
     other = tmp_path / "tokenizer"
     other.mkdir()
-    write_json(other / "tokenizer_config.json", {"add_eos_token": True, "eos_token": "[PAD]"})
+    library.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [PAD]",
+        pair=f"[CLS] $A {middle} $B:{second} [SEP]:{second}",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3), ("[PAD]", 0)],
+    )
     library.save(str(other / "tokenizer.json"))
-    write_json(folder / "tokenizer_config.json", {"add_eos_token": True, "eos_token": "[PAD]"})
+    library.save(str(folder / "tokenizer.json"))
     for given in (None, other, other / "tokenizer.json"):
         with pytest.raises(UnsupportedError, match=r"puts the tokens 2 and 3 around .* BOS and EOS are 2 and 0"):
             llamac.export.export(folder, tmp_path / "other.bin", tokenizer=given)

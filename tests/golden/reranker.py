@@ -61,11 +61,12 @@ PAIR_TEMPLATE = (
     "<Document>: {{ messages | selectattr('role', 'eq', 'document') | map(attribute='content') | first }}"
     "<|im_end|>\n{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-BOS = SPECIAL[0]
+BOS, EOS = SPECIAL[0], SPECIAL[2]
 # Each way to join a pair: the chat template, and what the tokenizer puts around texts.
 FORMS: dict[str, tuple[str | None, str]] = {
     "plain": (None, ""),
     "special": (None, f"{BOS} $A {BOS} $B"),
+    "ends": (None, f"$A {EOS} $B {EOS}"),
     "template": (PAIR_TEMPLATE, ""),
 }
 # transformers' scores of the conversion for each document, by how the pair is joined and by task.
@@ -97,7 +98,7 @@ def make_folder(root: Path) -> Path:
         eos_token_id=first + 2,
         pad_token_id=first,
     )
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": SPECIAL[2], "chat_template": TEMPLATE}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": EOS, "chat_template": TEMPLATE}
     return write_json(folder, tokenizer=tokenizer, tokenizer_config=settings)
 
 
@@ -113,14 +114,14 @@ def make_scorer(root: Path, form: str) -> Path:
     tokenizer: dict[str, Any] = json.loads((folder / "tokenizer.json").read_text())
     if pair:
         pieces = [_piece(name, index // 2) for index, name in enumerate(pair.split())]
-        first = {"id": BOS, "ids": [config["bos_token_id"]], "tokens": [BOS]}
+        around = {name: config["bos_token_id"] + i for i, name in enumerate(SPECIAL) if name in pair}
         tokenizer["post_processor"] = {
             "type": "TemplateProcessing",
             "single": pieces[:2],
             "pair": pieces,
-            "special_tokens": {BOS: first},
+            "special_tokens": {name: {"id": name, "ids": [i], "tokens": [name]} for name, i in around.items()},
         }
-    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": SPECIAL[2]}
+    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": EOS}
     settings |= {"chat_template": template} if template else {}
     return write_json(folder, config=config, tokenizer=tokenizer, tokenizer_config=settings)
 

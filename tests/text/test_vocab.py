@@ -378,11 +378,7 @@ def test_json_is_stored_in_a_canonical_form(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
-        ({"tokenizer_config": {"add_bos_token": False}}, SpecialTokens(256, False, False, None, ())),
-        (
-            {"tokenizer_config": {"eos_token": {"content": "</s>"}, "add_eos_token": True}},
-            SpecialTokens(256, True, True, 257, (257,)),
-        ),
+        ({"tokenizer_config": {"eos_token": {"content": "</s>"}}}, SpecialTokens(256, True, False, 257, (257,))),
         ({"special_tokens_map": {"eos_token": "</s>"}}, SpecialTokens(256, True, False, 257, (257,))),
         (
             {"tokenizer_config": {"eos_token": "</s>"}, "generation_config": {"eos_token_id": [258, 3]}},
@@ -399,10 +395,24 @@ def test_json_special_tokens_come_from_the_sidecar_files(
     assert load_vocabulary(write_json(tmp_path, tokenizer=tokenizer_json(), **files)).special == expected
 
 
-def test_json_with_add_eos_but_no_eos_is_refused(tmp_path: Path) -> None:
-    write_json(tmp_path, tokenizer=tokenizer_json(), tokenizer_config={"add_eos_token": True})
-    with pytest.raises(TokenizerError, match="add_eos is set, but the tokenizer has no EOS"):
-        load_vocabulary(tmp_path)
+@pytest.mark.parametrize("back", [False, True])
+@pytest.mark.parametrize("front", [False, True])
+def test_the_post_processor_alone_decides_what_is_added_to_a_text(tmp_path: Path, front: bool, back: bool) -> None:
+    """transformers 5 ignores add_bos_token and add_eos_token if there is a tokenizer.json."""
+    document = tokenizer_json()
+    bos, text = document["post_processor"]["single"]
+    document["post_processor"]["single"] = [
+        *([bos] if front else []),
+        text,
+        *([{"SpecialToken": {"id": "</s>", "type_id": 0}}] if back else []),
+    ]
+    document["post_processor"]["special_tokens"]["</s>"] = {"id": "</s>", "ids": [257], "tokens": ["</s>"]}
+    roles = {"bos_token": "<s>", "eos_token": "</s>"}
+    for flags in ({}, dict.fromkeys(("add_bos_token", "add_eos_token"), True), {"add_bos_token": False}):
+        write_json(tmp_path, tokenizer=document, tokenizer_config={**roles, **flags})
+        assert load_vocabulary(tmp_path).special == SpecialTokens(256, front, back, 257, (257,))
+    write_json(tmp_path, tokenizer=tokenizer_json(post_processor=None), tokenizer_config={"add_eos_token": True})
+    assert load_vocabulary(tmp_path).special == SpecialTokens(None, False, False, None, ())
 
 
 @pytest.mark.parametrize(
@@ -459,6 +469,9 @@ def test_vocab_json_is_read_with_merges_and_added_tokens(tmp_path: Path) -> None
     write_json(tmp_path, added_tokens={"<|more|>": 256})
     with pytest.raises(TokenizerError, match="id 256, which is 'he'"):
         load_vocabulary(tmp_path)
+    flags = {"tokenizer_class": "Qwen2Tokenizer", "add_bos_token": True, "add_eos_token": True}
+    write_json(tmp_path, added_tokens={}, tokenizer_config=flags)  # it has EOS, but no BOS
+    assert load_vocabulary(tmp_path).special == SpecialTokens(None, False, True, 257, (257,))
     write_json(tmp_path, added_tokens={}, tokenizer_config={"tokenizer_class": "CLIPTokenizer"})
     with pytest.raises(UnsupportedError, match="CLIPTokenizer"):
         load_vocabulary(tmp_path)

@@ -8,6 +8,7 @@ Ids and strings match those of transformers 5:
 * A token with a role (`eos_token`, ...) or in `additional_special_tokens` is added even if no list has it.
 * A token whose string is in the vocabulary has that id; any other token gets the next free id. If a list gives another
   id, the libraries silently ignore it. Here it is an error.
+* `add_bos_token` and `add_eos_token` do not count beside a tokenizer.json, nor if the token does not exist.
 """
 
 from __future__ import annotations
@@ -289,24 +290,20 @@ def special_tokens(
         ids: The ids of all tokens.
         sidecars: The sidecar files.
         settings: The merged settings of `sidecars`.
-        front: The token that the tokenizer itself puts before the text; `add_bos_token` in tokenizer_config.json
-            overrides it.
-        back: The token that the tokenizer itself puts after the text; `add_eos_token` overrides it.
+        front: The token that the tokenizer itself puts before the text. Without one, `add_bos_token` in `settings` says
+            whether BOS is put there.
+        back: The token that the tokenizer itself puts after the text. Without one, `add_eos_token` decides.
     """
     generation = sidecars.generation_config.get("eos_token_id")
     stops = _id_list(generation if generation is not None else sidecars.config.get("eos_token_id"))
-    bos = _token_id(ids, sidecars, settings, "bos_token")
-    eos = _token_id(ids, sidecars, settings, "eos_token")
+    bos = _token_id(ids, sidecars, settings, "bos_token") if front is None else front
+    eos = _token_id(ids, sidecars, settings, "eos_token") if back is None else back
     if eos is None:
-        eos = back if back is not None else next(iter(stops), None)
-    add_bos, add_eos = settings.get("add_bos_token"), settings.get("add_eos_token")
-    if add_bos is None and front is not None:
-        add_bos, bos = True, front
-    if add_eos is None and back is not None:
-        add_eos, eos = True, back
-    bos = front if bos is None else bos
+        eos = next(iter(stops), None)
+    add_bos = front is not None or (bos is not None and bool(settings.get("add_bos_token")))
+    add_eos = back is not None or (eos is not None and bool(settings.get("add_eos_token")))
     stop_ids = {*stops, *([] if eos is None else [eos])}
-    return SpecialTokens(bos, bool(add_bos), bool(add_eos), eos, tuple(sorted(stop_ids)))
+    return SpecialTokens(bos, add_bos, add_eos, eos, tuple(sorted(stop_ids)))
 
 
 def _token_id(ids: Mapping[str, int], sidecars: Sidecars, settings: Document, name: str) -> int | None:

@@ -254,8 +254,8 @@ def from_tokenizer_json(
 
     Args:
         document: The parsed tokenizer.json, which is changed.
-        sidecars: The files next to it, which can list added tokens and define BOS and EOS. Otherwise the file's own
-            post-processor defines BOS and EOS.
+        sidecars: The files next to it, which can list added tokens and name BOS and EOS. The file's own post-processor
+            alone decides which tokens are put around a text.
         spm: The SentencePiece model next to it, or None.
         id_limit: The number of ids that the language model has, if known.
 
@@ -279,6 +279,7 @@ def from_tokenizer_json(
         wrong = [token for token in (front, back) if type(token) not in (int, type(None)) or token not in known]
         if wrong:
             raise TokenizerError(f"the tokenizer puts the token {wrong[0]!r:.40} around the text, but does not have it")
+        settings = {**settings, "add_bos_token": False, "add_eos_token": False}  # transformers 5 does not read them
         special = special_tokens(ids, sidecars, settings, front, back)
         return Vocabulary(canonical_json(document), special, spm)
 
