@@ -133,8 +133,7 @@ def build_library(document: dict[str, Any], model: tokenizers.models.Model | Non
     import tokenizers
 
     shell = {key: document.get(key) for key in ("normalizer", "pre_tokenizer", "decoder")}
-    shell |= {"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}}
-    library = tokenizers.Tokenizer.from_str(json.dumps(shell))
+    library = _parsed({**shell, "model": {"type": "BPE", "vocab": {}, "merges": []}})
     library.model = build_model(document["model"]) if model is None else model
     library.add_tokens(
         [
@@ -143,6 +142,12 @@ def build_library(document: dict[str, Any], model: tokenizers.models.Model | Non
         ]
     )
     return library
+
+
+def _parsed(document: dict[str, Any]) -> tokenizers.Tokenizer:
+    import tokenizers
+
+    return tokenizers.Tokenizer.from_str(json.dumps({"version": "1.0", **document}))
 
 
 def build_model(model: dict[str, Any]) -> tokenizers.models.Model:
@@ -161,8 +166,10 @@ def build_model(model: dict[str, Any]) -> tokenizers.models.Model:
         flags = ("fuse_unk", "byte_fallback", "ignore_merges")
         return models.BPE(vocab, list(map(_merge, model["merges"])), **_given(model, options + flags))
     if kind == "Unigram":
-        pieces = [(text, float(score)) for text, score in vocab]
-        return models.Unigram(pieces, model.get("unk_id"), bool(model.get("byte_fallback")))
+        # parsed, because the library's parser rounds some scores to a neighboring number
+        known = {"type": kind, "vocab": vocab, "unk_id": model.get("unk_id")}
+        parsed: models.Model = _parsed({"model": {**known, "byte_fallback": bool(model.get("byte_fallback"))}}).model
+        return parsed
     if kind == "WordPiece":
         options = ("unk_token", "max_input_chars_per_word", "continuing_subword_prefix")
         return models.WordPiece(vocab, **_given(model, options))

@@ -485,3 +485,20 @@ def test_pieces_can_have_the_same_text(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_file(write_json(tmp_path, tokenizer=document))
     assert tokenizer.encode("b<x>") == [2, 4]
     assert tokenizer.decode([1, 2, 3, 4]) == "aba<x>"
+
+
+def test_scores_are_rounded_as_the_library_reads_them(tmp_path: Path) -> None:
+    """Its parser rounds some decimals to a neighboring number, so that other sums are equal."""
+    tokenizers = pytest.importorskip("tokenizers")
+    for score in (-5.872712135314941, -9.932890709584585, -5.5475543852164035):
+        document = tokenizer_json(
+            model={"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["a", score], ["aa", 2 * score]]},
+            added_tokens=[],
+            pre_tokenizer=None,
+            post_processor=None,
+            truncation=None,
+            decoder={"type": "Fuse"},
+        )
+        folder = write_json(tmp_path, tokenizer=document)
+        library = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        assert Tokenizer.from_file(folder).encode("aa" * 9) == library.encode("aa" * 9).ids
