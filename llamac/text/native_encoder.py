@@ -23,6 +23,7 @@ MAX_NAME_BYTES = 256
 NFC_UNCHANGED = "\u0300"  # text of characters below this is in normal form C
 # Steps that only split words; the library runs them.
 _SPLITTING = ("Split", "Digits", "Punctuation", "Whitespace", "WhitespaceSplit", "BertPreTokenizer", "UnicodeScripts")
+_REMOVING = ("Whitespace", "WhitespaceSplit", "BertPreTokenizer", "UnicodeScripts")  # they drop the spaces
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"  # of a ByteLevel step
 
 Normalize = Callable[[str], str]
@@ -359,8 +360,8 @@ def _metaspace(node: dict[str, Any], document: dict[str, Any]) -> Step:
     supported = node.get("type") == "Metaspace" and node.get("split") is False and "add_prefix_space" not in node
     if not supported or scheme not in ("always", "first", "never") or not isinstance(mark, str) or len(mark) != 1:
         raise UnsupportedError(f"the pre-tokenizer {node.get('type')} is not supported")
-    if scheme == "first" and document.get("normalizer") is not None:
-        raise UnsupportedError("a prefix of the first word after normalization is not supported")
+    if scheme == "first" and (document.get("normalizer") is not None or _removes(document["pre_tokenizer"])):
+        raise UnsupportedError("a prefix of the first word, if it may not begin the text, is not supported")
 
     def step(words: list[str], is_first: bool) -> list[str]:
         words = [word.replace(" ", mark) for word in words]
@@ -371,6 +372,11 @@ def _metaspace(node: dict[str, Any], document: dict[str, Any]) -> Step:
         return words
 
     return step
+
+
+def _removes(node: dict[str, Any]) -> bool:
+    """Whether a step can remove the beginning of the text, so that the first word does not begin it."""
+    return any(step.get("type") in _REMOVING or step.get("behavior") == "Removed" for step in steps(node))
 
 
 def _library_step(nodes: list[dict[str, Any]]) -> Step:

@@ -141,18 +141,22 @@ def test_unsupported_tokenizers_are_left_to_the_library() -> None:
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     metaspace = {"type": "Metaspace", "replacement": "_", "prepend_scheme": "first", "split": False}
     fallback = {**tokenizer_json()["model"], "byte_fallback": True}
+    removed = {"type": "Split", "pattern": {"String": " "}, "behavior": "Removed", "invert": False}
     for changes in (
         {"added_tokens": [word]},
         {"normalizer": {"type": "Lowercase"}},
         {"normalizer": {"type": "Strip", "strip_left": True, "strip_right": False}},
         {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [level, metaspace]}},
+        {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "UnicodeScripts"}, metaspace]}},
+        {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [removed, metaspace]}},
         {"pre_tokenizer": level, "model": fallback},
         {"pre_tokenizer": {**metaspace, "split": True}},
         {"pre_tokenizer": metaspace, "normalizer": {"type": "Prepend", "prepend": "_"}},
         {"model": fallback, "added_tokens": [added(300, "<0x0A>")]},
     ):
         tokenizer = made(**changes)
-        assert tokenizer.encode("a word") is not None
+        library = library_encoder(tokenizer.json, tokenizer.special)
+        assert tokenizer.encode(" a word") == library.encode(" a word", False)
         assert not isinstance(tokenizer._loaded.encoder, NativeEncoder), changes
 
 
