@@ -19,7 +19,7 @@ from llamac.export.dtypes import BLOCK_DTYPES, DTYPES
 from llamac.format.flatfile import FlatFile, TensorRecord
 from llamac.format.strips import STRIP_ROWS, unpack_tensor
 from llamac.progress import Progress, silent
-from llamac.text.special_tokens import SpecialTokens
+from llamac.text.special_tokens import AFTER_BOS, SpecialTokens
 
 # The metadata entries that the exporter uses, and their types.
 METADATA_TYPES: dict[str, type] = {
@@ -43,7 +43,7 @@ def read(path: Path, progress: Progress = silent) -> Checkpoint:
     """
     file = FlatFile(path)
     _verify_data(file, progress)
-    special = SpecialTokens.from_config(file.config)
+    special = SpecialTokens.from_file(file)
     tokenizer = file.section("tokenizer")
     return Checkpoint(
         model_config(file),
@@ -86,7 +86,7 @@ def _metadata(file: FlatFile) -> dict[str, Any]:
     known = {
         name: value
         for name, value in file.metadata.items()
-        if isinstance(value, METADATA_TYPES.get(name, object)) and _is_text(name, value)
+        if name != AFTER_BOS and isinstance(value, METADATA_TYPES.get(name, object)) and _is_text(name, value)
     }
     generation = generation_config.from_flat(known)
     known.pop(generation_config.METADATA_KEY, None)

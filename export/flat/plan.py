@@ -152,6 +152,7 @@ def config_records(checkpoint: Checkpoint) -> tuple[bytes, bytes]:
 def _check_special_ids(special: SpecialTokens | None, stop_ids: list[int], vocab_size: int) -> None:
     """Raise ExportError listing every special id that the model has no logit for."""
     named = [("bos_id", special.bos_id), ("eos_id", special.eos_id)] if special else []
+    named += [("a token after BOS", token) for token in (special.after_bos if special else ())]
     named += [("a stop id", token) for token in stop_ids]
     beyond = [f"{name} is {token}" for name, token in named if token is not None and token >= vocab_size]
     if beyond:

@@ -30,6 +30,7 @@ from llamac.format.probes import encode
 from llamac.format.strips import FLOATS
 from llamac.progress import Progress
 from llamac.text.packed import pack
+from llamac.text.special_tokens import AFTER_BOS
 
 
 @dataclass(frozen=True)
@@ -146,8 +147,10 @@ def _target(
 
 def _sections(checkpoint: Checkpoint, dtype: str) -> dict[str, bytes]:
     metadata = {**checkpoint.metadata, "dtype": dtype, "exporter": f"llamac {__version__}"}
+    tokenizer, special, spm = checkpoint.tokenizer or (b"", None, None)
+    if special is not None and special.after_bos:
+        metadata[AFTER_BOS] = special.after_bos
     text = json.dumps(metadata, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    tokenizer, _, spm = checkpoint.tokenizer or (b"", None, None)
     return {
         "metadata": text.encode(errors="replace"),  # file names can hold lone surrogates
         "tokenizer": pack(tokenizer),

@@ -7,6 +7,7 @@ difficult ones. A tokenizer that GGUF's names cannot express is an error.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from llamac.errors import LlamacError, UnsupportedError
@@ -61,6 +62,12 @@ def add_tokenizer(writer: Any, checkpoint: Checkpoint, warnings: list[str]) -> N
         writer.add_tokenizer_model("no_vocab")
         return
     data, special, spm = checkpoint.tokenizer
+    if special.after_bos:
+        warnings.append(
+            f"GGUF has no place for tokens after BOS: a text begins neither with BOS ({special.bos_id}) nor with those"
+            f" after it ({', '.join(map(str, special.after_bos))})"
+        )
+        special = replace(special, add_bos=False, after_bos=())
     document = read_canonical(data, "the tokenizer")
     values = _values(document, special, spm, checkpoint.config.vocab_size)
     values |= _named_tokens(checkpoint.metadata.get(TOKENS, {}), values["tokenizer.ggml.tokens"])

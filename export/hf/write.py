@@ -268,7 +268,8 @@ def _tokenizer_files(checkpoint: Checkpoint) -> dict[str, bytes]:
     data, special, spm = checkpoint.tokenizer
     document = _tokenizer_document(data, special)
     names = {token: text for text, token in token_ids(document).items()}
-    for role, index in (("BOS", special.bos_id), ("EOS", special.eos_id)):
+    after = [("a token after BOS", token) for token in special.after_bos]
+    for role, index in (("BOS", special.bos_id), ("EOS", special.eos_id), *after):
         if index is not None and index not in names:
             raise UnsupportedError(f"{role} is the id {index}, for which the tokenizer has no token")
     document["post_processor"] = _post_processor(special, names)
@@ -313,7 +314,7 @@ def _tokenizer_document(data: bytes, special: SpecialTokens) -> Json:
 
 def _post_processor(special: SpecialTokens, names: dict[int, str]) -> Json | None:
     """The post-processor of the library tokenizers that adds BOS and EOS."""
-    front = [special.bos_id] if special.add_bos and special.bos_id is not None else []
+    front = special.front if special.add_bos else ()
     back = [special.eos_id] if special.add_eos and special.eos_id is not None else []
     if not front and not back:
         return None

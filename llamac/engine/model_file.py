@@ -69,7 +69,7 @@ class ModelFile(Closeable):
         self._core = file.core
         self._config: Mapping[str, Any] = _frozen({k: v for k, v in file.config.items() if k != "reserved"})
         self._sampling_defaults = recommended_params(file.metadata, lambda text: on_warning(f"{file.path}: {text}"))
-        self._special = SpecialTokens.from_config(self._config)
+        self._special = SpecialTokens.from_file(file)
         self._n_token_ids: int = self._config["n_token_ids"]
         self._tokenizer = tokenizer or opened_tokenizer
         self._has_own_tokenizer = tokenizer is None
@@ -210,7 +210,7 @@ class ModelFile(Closeable):
         ids = self.tokenizer.encode(text, parse_special=parse_special)
         bos = self._special.bos_id
         if add_special and self._special.add_bos and bos is not None and ids[:1] != [bos]:
-            ids.insert(0, bos)
+            ids[:0] = self._special.front
         return ids
 
     def detokenize(self, ids: Iterable[int]) -> str:

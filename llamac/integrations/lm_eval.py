@@ -97,7 +97,7 @@ class LlamacLM(TemplateLM):  # type: ignore[misc]  # the harness is not typed
         bos = self._model.special.bos_id
         add_bos = self._add_bos if add_special_tokens is None else add_special_tokens and self._model.special.add_bos
         if add_bos and bos is not None and ids[:1] != [bos]:
-            ids.insert(0, bos)
+            ids[:0] = self._model.special.front
         return ids
 
     # ---- probabilities

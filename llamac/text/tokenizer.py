@@ -326,7 +326,7 @@ class Tokenizer:
         if add_special:
             special = self._special
             if special.add_bos and special.bos_id is not None and ids[:1] != [special.bos_id]:
-                ids.insert(0, special.bos_id)
+                ids[:0] = special.front
             if special.add_eos and special.eos_id is not None and ids[-1:] != [special.eos_id]:
                 ids.append(special.eos_id)
         if limit is not None and len(ids) > limit:

@@ -422,7 +422,6 @@ def test_the_post_processor_alone_decides_what_is_added_to_a_text(tmp_path: Path
         ({"decoder": {"type": "BPEDecoder", "suffix": "</w>"}}, "BPEDecoder"),
         ({"decoder": {"type": "Strip", "content": "_", "start": 1, "stop": 0}}, "Strip"),
         ({"post_processor": {"type": "Other"}}, "post-processor Other"),
-        ({"post_processor": {"type": "Sequence", "processors": 2 * [tokenizer_json()["post_processor"]]}}, "one token"),
     ],
 )
 def test_json_with_unsupported_parts_is_refused(tmp_path: Path, changes: dict[str, Any], problem: str) -> None:

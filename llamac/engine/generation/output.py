@@ -178,7 +178,7 @@ class Output:
         self.sampler = Sampler(model, params, self.prompt)
         self.tokenizer = model.tokenizer if model.has_tokenizer else None
         # Drop a leading space if only BOS precedes the text, except with a guide, which determines every space.
-        self.starts_text = list(self.prompt) == [model.special.bos_id] and params.guide is None
+        self.starts_text = tuple(self.prompt) == model.special.front and params.guide is None
         self._decoder = self.tokenizer.decoder(start=self.starts_text) if self.tokenizer else None
         self._search = StopStrings(params.stop)
 

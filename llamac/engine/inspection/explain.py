@@ -166,7 +166,7 @@ def _prompt(
             added, reason = False, f"the text begins with {name} already"
         else:
             added, reason = True, "the tokenizer's rules put it before a text"
-        return prompt, array("i", [bos]) + ids if added and bos is not None else _not_empty(ids), reason, added
+        return prompt, array("i", model.special.front) + ids if added else _not_empty(ids), reason, added
     if not isinstance(prompt, Iterable):
         raise wrong_type("prompt", prompt, "a str, token ids or messages")
     return None, _not_empty(as_ids(prompt)), "token ids are used unchanged", False  # type: ignore[arg-type]

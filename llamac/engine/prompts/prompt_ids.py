@@ -70,10 +70,9 @@ def prompt_ids(model: ModelFile, prompt: str | Sequence[int], params: ResolvedPa
     reading = prompt.reading if isinstance(prompt, ConversationIds) else None
     ids = known_ids(prompt, model.config["vocab_size"], "the prompt")
     if not ids:
-        bos = model.special.bos_id
-        if bos is None:
+        if not model.special.front:
             raise ArgumentError("the prompt is empty, and the model has no BOS token to begin with")
-        ids = array("i", [bos])
+        ids = array("i", model.special.front)
     fitted = fit_prompt(ids, params, context)
     return fitted._replace(reading=reading)
 

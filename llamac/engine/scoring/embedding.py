@@ -87,7 +87,7 @@ def _encoded(model: Model, prompt: str, text: str, parse_special: bool, limit: i
     if special.add_eos and before[-1:] == [special.eos_id]:
         before.pop()
     if special.add_bos and after[:1] == [special.bos_id]:
-        del after[0]
+        del after[: len(special.front)]
     if len(before) + len(after) > limit:
         raise ContextFullError(f"the text has {len(before) + len(after)} tokens with its prompt, the limit is {limit}")
     return before + after

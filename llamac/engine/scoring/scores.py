@@ -247,12 +247,12 @@ def continuation_span(model: Model, prompt: Text, continuation: Text) -> Span:
         whole += as_ids(continuation)
     if start == 0:
         special = model.special
-        first = special.eos_id if special.bos_id is None else special.bos_id
-        if first is None:
+        front = array("i", special.front or ([] if special.eos_id is None else [special.eos_id]))
+        if not front:
             raise ArgumentError("the prompt is empty, and the model has neither BOS nor EOS to begin with")
-        if whole[:1] != array("i", [first]):
-            whole.insert(0, first)
-        start = 1
+        start = len(front)
+        if whole[:start] != front:
+            whole[:0] = front
     if len(whole) <= start:
         raise ArgumentError(f"the continuation {continuation!r} has no tokens of its own: expected some text")
     return Span(whole, start)

@@ -13,7 +13,7 @@ Ids and strings match those of transformers 5:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -281,8 +281,8 @@ def special_tokens(
     ids: Mapping[str, int],
     sidecars: Sidecars,
     settings: Document,
-    front: int | None = None,
-    back: int | None = None,
+    front: Sequence[int] = (),
+    back: Sequence[int] = (),
 ) -> SpecialTokens:
     """Derive the rules for special tokens from the sidecar files.
 
@@ -290,20 +290,20 @@ def special_tokens(
         ids: The ids of all tokens.
         sidecars: The sidecar files.
         settings: The merged settings of `sidecars`.
-        front: The token that the tokenizer itself puts before the text. Without one, `add_bos_token` in `settings` says
-            whether BOS is put there.
-        back: The token that the tokenizer itself puts after the text. Without one, `add_eos_token` decides.
+        front: The tokens that the tokenizer itself puts before the text. Without them, `add_bos_token` in `settings`
+            says whether BOS is put there.
+        back: The token that the tokenizer itself puts after the text, if any. Without it, `add_eos_token` decides.
     """
     generation = sidecars.generation_config.get("eos_token_id")
     stops = _id_list(generation if generation is not None else sidecars.config.get("eos_token_id"))
-    bos = _token_id(ids, sidecars, settings, "bos_token") if front is None else front
-    eos = _token_id(ids, sidecars, settings, "eos_token") if back is None else back
+    bos = front[0] if front else _token_id(ids, sidecars, settings, "bos_token")
+    eos = back[0] if back else _token_id(ids, sidecars, settings, "eos_token")
     if eos is None:
         eos = next(iter(stops), None)
-    add_bos = front is not None or (bos is not None and bool(settings.get("add_bos_token")))
-    add_eos = back is not None or (eos is not None and bool(settings.get("add_eos_token")))
+    add_bos = bool(front) or (bos is not None and bool(settings.get("add_bos_token")))
+    add_eos = bool(back) or (eos is not None and bool(settings.get("add_eos_token")))
     stop_ids = {*stops, *([] if eos is None else [eos])}
-    return SpecialTokens(bos, add_bos, add_eos, eos, tuple(sorted(stop_ids)))
+    return SpecialTokens(bos, add_bos, add_eos, eos, tuple(sorted(stop_ids)), tuple(front[1:]))
 
 
 def _token_id(ids: Mapping[str, int], sidecars: Sidecars, settings: Document, name: str) -> int | None:

@@ -275,8 +275,8 @@ def from_tokenizer_json(
         ids = token_ids(document)
         make_linear(document)
         front, back = _post_processor(document.get("post_processor"))
-        known = {*ids.values(), None}
-        wrong = [token for token in (front, back) if type(token) not in (int, type(None)) or token not in known]
+        known = {*ids.values()}
+        wrong = [token for token in (*front, *back) if type(token) is not int or token not in known]
         if wrong:
             raise TokenizerError(f"the tokenizer puts the token {wrong[0]!r:.40} around the text, but does not have it")
         settings = {**settings, "add_bos_token": False, "add_eos_token": False}  # transformers 5 does not read them
@@ -318,12 +318,12 @@ def token_ids(document: Document) -> dict[str, int]:
     return ids
 
 
-def _post_processor(step: Document | None) -> tuple[int | None, int | None]:
+def _post_processor(step: Document | None) -> tuple[list[int], list[int]]:
     """The tokens that a post-processor puts before and after the text."""
-    fronts, backs = _around(step) if step else ([], [])
-    if len(fronts) > 1 or len(backs) > 1:
-        raise UnsupportedError("the tokenizer puts more than one token before or after the text: not supported")
-    return next(iter(fronts), None), next(iter(backs), None)
+    front, back = _around(step) if step else ([], [])
+    if len(back) > 1:
+        raise UnsupportedError("the tokenizer puts more than one token after the text: not supported")
+    return front, back
 
 
 def _around(step: Document) -> tuple[list[int], list[int]]:
