@@ -541,3 +541,32 @@ def test_json_word_piece_matches_the_library(tmp_path: Path) -> None:
         assert ids == library.encode(text).ids
         assert tokenizer.decode(ids) == library.decode(ids)
     assert tokenizer.decode([3, 7, 8]) == library.decode([3, 7, 8]) == "unn't a"
+
+
+@pytest.mark.parametrize(
+    ("settings", "ids"),
+    [
+        ({"tokenizer_class": "BertTokenizer"}, [1, 4, 4]),
+        ({"tokenizer_class": "BertTokenizerFast", "do_lower_case": False, "strip_accents": True}, [2, 4, 4]),
+        ({"tokenizer_class": "DistilBertTokenizer", "tokenize_chinese_chars": False}, [1, 3]),
+        ({"do_lower_case": False}, [0, 4, 4]),  # config.json names the model
+        ({"tokenizer_class": "PreTrainedTokenizerFast"}, [0, 3]),
+    ],
+)
+def test_berts_settings_replace_its_normalizer_as_in_transformers(
+    settings: dict[str, Any], ids: list[int], tmp_path: Path
+) -> None:
+    vocab = {text: index for index, text in enumerate(["[UNK]", "e", "E", "\u4e2d\u4e2d", "\u4e2d"])}
+    normalizer = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": False, "lowercase": False}
+    document = tokenizer_json(
+        normalizer={**normalizer, "strip_accents": None},
+        pre_tokenizer={"type": "BertPreTokenizer"},
+        model={"type": "WordPiece", "vocab": vocab, "unk_token": "[UNK]", "max_input_chars_per_word": 100},
+        decoder={"type": "WordPiece", "prefix": "##", "cleanup": True},
+        post_processor=None,
+        added_tokens=[],
+        truncation=None,
+    )
+    document["model"]["continuing_subword_prefix"] = "##"
+    write_json(tmp_path, tokenizer=document, tokenizer_config=settings, config={"model_type": "bert"})
+    assert Tokenizer.from_file(tmp_path).encode("\u00c9 \u4e2d\u4e2d") == ids

@@ -31,6 +31,15 @@ from llamac.text.vocabulary.pre_tokenizers import LINEAR, PRE_TOKENIZERS
 Merge = tuple[str, str]
 
 END_OF_TEXT = "<|endoftext|>"
+# The tokenizers whose normalizer transformers makes from tokenizer_config.json, by their names and by model_type; and
+# the settings with their defaults.
+_BERT_CLASSES = tuple(f"{name}Tokenizer" for name in ("Bert", "DistilBert", "Electra", "MobileBert", "MPNet"))
+_BERT_MODELS = ("bert", "distilbert", "electra", "mobilebert", "mpnet", "nomic_bert")
+_BERT_SETTINGS = {
+    "lowercase": ("do_lower_case", True),
+    "strip_accents": ("strip_accents", None),
+    "handle_chinese_chars": ("tokenize_chinese_chars", True),
+}
 
 
 class Vocabulary(NamedTuple):
@@ -266,6 +275,7 @@ def from_tokenizer_json(
     with _structure("tokenizer.json"):
         _check_model(document)
         check_structure(document)
+        _set_berts_normalizer(document, sidecars)
         decode_rules(document.get("decoder"))
         settings = sidecars.settings()
         present = [read_added(entry) for entry in document.get("added_tokens") or []]
@@ -316,6 +326,16 @@ def token_ids(document: Document) -> dict[str, int]:
     if wrong is not None:
         raise TokenizerError(f"the token {wrong!r} has the id {ids[wrong]!r}")
     return ids
+
+
+def _set_berts_normalizer(document: Document, sidecars: Sidecars) -> None:
+    """Let tokenizer_config.json decide about case, accents and Chinese, as in transformers' classes for BERT."""
+    settings, config = sidecars.tokenizer_config, sidecars.config
+    kind = settings.get("tokenizer_class") or config.get("tokenizer_class")
+    is_bert = str(kind).removesuffix("Fast") in _BERT_CLASSES if kind else config.get("model_type") in _BERT_MODELS
+    step = document.get("normalizer")
+    if is_bert and isinstance(step, dict) and step.get("type") == "BertNormalizer":
+        step |= {name: settings.get(key, default) for name, (key, default) in _BERT_SETTINGS.items()}
 
 
 def _post_processor(step: Document | None) -> tuple[list[int], list[int]]:
