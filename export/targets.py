@@ -124,14 +124,13 @@ def atomic_file(target: Path, partial: Path | None = None, *, sync: bool = True)
                     file.close()
             else:
                 file = _open_partial(partial)
-        with file:
+        with errors_naming(target, *DISK_FULL), file:  # closing fails again if a write has failed
             with contextlib.suppress(FileNotFoundError):
                 os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
-            with errors_naming(target, *DISK_FULL):
-                yield file
-                file.flush()
-                if sync:
-                    os.fsync(file.fileno())
+            yield file
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
             with errors_naming(target):
                 os.replace(file.name, target)
     except BaseException as error:

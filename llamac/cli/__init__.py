@@ -55,11 +55,11 @@ def run_command(arguments: Sequence[str], program: str = "llamac", begin: Callab
     except BrokenPipeError:  # the reader has seen enough, as `| head` does
         pass
     except (LlamacError, OSError, MemoryError, UnicodeError) as error:
-        from llamac.cli.text import safe_error
+        from llamac.cli.text import error_text, safe_error
 
         code = USAGE if isinstance(error, ArgumentError) else ERROR
         _flush_or_drop()
-        shown = name_options(_one_line(error), names) if isinstance(error, LlamacError) else _one_line(error)
+        shown = name_options(error_text(error), names) if isinstance(error, LlamacError) else error_text(error)
         print(f"llamac: error: {safe_error(shown)}", file=sys.stderr)
     except ImportError as error:
         if not lacks_openmp(error):
@@ -69,12 +69,6 @@ def run_command(arguments: Sequence[str], program: str = "llamac", begin: Callab
     finally:
         _flush_or_drop()
     return code
-
-
-def _one_line(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror if error.filename is None else f"{error.filename or repr('')}: {error.strerror}"
-    return str(error) or type(error).__name__
 
 
 class _StandardOutput(io.FileIO):

@@ -27,7 +27,7 @@ from llamac.cli.parser import Parser
 from llamac.cli.prompt_cache import add_prompt_cache, load_prompt_cache, save_prompt_cache
 from llamac.cli.run import figures
 from llamac.cli.sampling_options import add_sampling, sampling_params
-from llamac.cli.text import output_width, safe_error, safe_line, wrapped
+from llamac.cli.text import error_text, output_width, safe_error, safe_line, wrapped
 from llamac.cli.tools import add_tools, chosen_tools, remarks
 from llamac.errors import ArgumentError, LlamacError
 from llamac.exit_codes import OK
@@ -173,7 +173,7 @@ class _Chat:
             except (LlamacError, OSError, UnicodeError) as error:
                 if not self._is_interactive:
                     raise
-                _note(f"llamac: error: {safe_error(str(error))}")
+                _note(f"llamac: error: {safe_error(error_text(error))}")
 
     def _handle(self, message: str) -> None:
         if not message.startswith("/") or message.startswith("//"):

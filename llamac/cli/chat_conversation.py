@@ -15,7 +15,7 @@ from llamac.cli.tools import result_messages
 from llamac.engine.generation.output import Completion
 from llamac.engine.generation.stream import Stream
 from llamac.engine.model import Model
-from llamac.engine.receipts.receipt import read_receipt
+from llamac.engine.receipts.receipt import check_target
 from llamac.engine.sampling.params import SamplingParams
 from llamac.errors import ArgumentError, LlamacError
 from llamac.format.private_files import replacing
@@ -181,12 +181,12 @@ class Conversation:
     # ---- files
 
     def save(self, path: str) -> None:
-        """Write the messages to a file. Only a saved conversation is replaced.
+        """Write the messages to a file. Only a saved conversation or an empty file is replaced.
 
         Raises:
             ConversationError: If the file exists and is something else.
         """
-        if os.path.exists(path):
+        if os.path.exists(path) and os.path.getsize(path):
             _read(path)
         document = {"format": FORMAT, "model": self.model.name, "messages": self.messages}
         text = json.dumps({**document, **({"tools": self.tools} if self.tools else {})}, indent=2) + "\n"
@@ -194,15 +194,14 @@ class Conversation:
             file.write(text.encode())
 
     def save_receipt(self, path: str) -> None:
-        """Write the receipt of the last answer to a file. Only a receipt is replaced.
+        """Write the receipt of the last answer to a file. Only a receipt or an empty file is replaced.
 
         Raises:
-            ArgumentError: If there is no answer yet, or the file exists and is something else.
+            ArgumentError: If there is no answer yet, the file exists and is something else, or there is no such folder.
         """
         if self.last is None or self._last_stream is None:
             raise ArgumentError("there is no answer yet")
-        if os.path.exists(path):
-            read_receipt(path)
+        check_target(path)
         self._last_stream.receipt().save(path)
 
     def load(self, path: str) -> None:

@@ -27,6 +27,7 @@ from llamac.engine.generation.logprobs import TokenLogprobs
 from llamac.engine.generation.output import Completion
 from llamac.engine.generation.stream import resolved_params
 from llamac.engine.model import Model
+from llamac.engine.receipts.receipt import check_target
 from llamac.engine.sampling.params import SamplingParams
 from llamac.engine.session import Session
 from llamac.errors import ArgumentError
@@ -164,6 +165,8 @@ def _check_options(options: argparse.Namespace) -> None:
         raise ArgumentError("--length-penalty needs --beams with 2 or more")
     outputs = {"--trace": options.trace, "--receipt": options.receipt, "--prompt-cache": options.prompt_cache}
     check_distinct(*outputs.items())
+    if options.receipt is not None:
+        check_target(options.receipt)
     if options.trace is not None:
         from llamac.export.targets import check_new
 

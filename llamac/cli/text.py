@@ -32,6 +32,13 @@ def safe_line(text: str) -> str:
     return _IN_LINE.sub(_escape, text)
 
 
+def error_text(error: BaseException) -> str:
+    """The message of an error. Errors of the system begin with the name of the file."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror if error.filename is None else f"{error.filename or repr('')}: {error.strerror}"
+    return str(error) or type(error).__name__
+
+
 def safe_error(text: str) -> str:
     """Escape an error message, which is a line, or a line and a list indented by two spaces."""
     return "\n  ".join(map(safe_line, text.split("\n  ")))

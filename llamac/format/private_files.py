@@ -96,9 +96,11 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
             if sync:
                 os.fsync(file.fileno())
             os.replace(temporary, path)  # before closing it releases the lock
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
+        if isinstance(error, OSError) and error.filename is None:  # a full disk, which names no file
+            error.filename = str(path)
         raise
 
 

@@ -370,3 +370,18 @@ def test_the_editor_reads_lines_and_rich_shows_markdown(tmp_path: Path, people: 
     person.type("\r")
     person.wait_for("there is no system message")
     assert person.leave() == 0
+
+
+def test_errors_of_the_system_name_the_file_first(tmp_path: Path, people: list[Person]) -> None:
+    people.append(person := Person(chat_model(tmp_path / "m.bin", "abc", EMPTY), "--plain", "-n", 3))
+    person.wait_for(person.prompt)
+    person.type("/load no.json\n")
+    assert "llamac: error: no.json: No such file" in person.wait_for("directory")
+    assert person.leave() == 0
+
+
+def test_an_empty_file_is_replaced(llamac_command: Command, model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "saved.json"
+    path.touch()
+    assert llamac_command("chat", model, *SMALL, stdin=lines("x", f"/save {path}")).code == 0
+    assert len(json.loads(path.read_text())["messages"]) == 2

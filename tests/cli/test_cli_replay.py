@@ -108,3 +108,22 @@ def test_chat_writes_the_receipt_of_an_answer(model: Path, tmp_path: Path, llama
     notes.write_text("mine")
     assert llamac_command("chat", model, "-n", "3", stdin=f"x\n/receipt {notes}\n".encode()).code == 2
     assert notes.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "model.bin", "missing/receipt.json", "."])
+def test_run_replaces_only_receipts(name: str, model: Path, tmp_path: Path, llamac_command: Command) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    expected = {".": "is a directory", "missing/receipt.json": "missing does not exist"}
+    result = llamac_command("run", tmp_path / "no.bin", "-i", "x", "--receipt", tmp_path / name)  # before it loads
+    result.refuses_with(expected.get(name, f"{name} exists and is not a receipt: choose another name"))
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_run_replaces_receipts_and_empty_files(model: Path, tmp_path: Path, llamac_command: Command) -> None:
+    path = tmp_path / "receipt.json"
+    path.touch()
+    for count in (5, 3):
+        assert llamac_command("run", model, "-i", "x", "-n", count, "-q", "--receipt", path).code == 0
+        assert len(json.loads(path.read_text())["result"]["tokens"]) == count
+    assert {found.name for found in tmp_path.iterdir()} == {"model.bin", "receipt.json"}

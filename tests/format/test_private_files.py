@@ -67,6 +67,24 @@ def test_a_file_of_another_user_is_rejected(tmp_path: Path) -> None:
         open_own(tmp_path / "path")
 
 
+@pytest.mark.parametrize("way", ["replacing", "atomic_file"])
+def test_a_full_disk_names_the_file(way: str, tmp_path: Path) -> None:
+    code = """
+        import resource, sys
+        from pathlib import Path
+        from llamac.export.targets import atomic_file
+        from llamac.format.private_files import replacing
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, resource.RLIM_INFINITY))
+        try:
+            with {"replacing": replacing, "atomic_file": atomic_file}[sys.argv[1]](Path(sys.argv[2])) as file:
+                file.write(bytes(2_000))  # which stays in a buffer until the end
+        except OSError as error:
+            print(error.filename)
+    """
+    assert output_of(code, way, tmp_path / "file") == f"{tmp_path / 'file'}\n"
+    assert list(tmp_path.iterdir()) == []
+
+
 # ---- files of processes that were killed
 
 

@@ -15,6 +15,7 @@ from llamac.arguments import KV_DTYPES, NUMERICS, StrPath, wrong_type
 from llamac.engine.identity import Identity
 from llamac.engine.sampling.params import ResolvedParams
 from llamac.errors import ArgumentError
+from llamac.format.private_files import replacing
 from llamac.format.strict_json import MAX_VALUES, parse_object
 
 if TYPE_CHECKING:
@@ -88,12 +89,10 @@ class Receipt:
         return json.dumps(self.as_dict())
 
     def save(self, path: StrPath) -> None:
-        """Write the receipt to a file, and replace an existing one."""
-        try:
-            Path(path).write_text(self.to_json() + "\n", "ascii")
-        except OSError as error:
-            error.filename = os.fspath(path)  # which a full disk does not name
-            raise
+        """Write the receipt to a file, and replace an existing one. It is complete or not there at all."""
+        is_special = os.path.exists(path) and not os.path.isfile(path)  # a device or a pipe
+        with open(path, "wb") if is_special else replacing(Path(path)) as file:
+            file.write(f"{self.to_json()}\n".encode("ascii"))
 
 
 def make_receipt(
@@ -172,6 +171,24 @@ def read_receipt(source: Receipt | Mapping[str, Any] | str | os.PathLike[str]) -
     with open(source, "rb") as file:
         data = file.read(MAX_BYTES + 1)
     return parse_text(data, os.fspath(source))
+
+
+def check_target(path: str) -> None:
+    """Check that a command can write a receipt to a path. It replaces only receipts and empty files.
+
+    Raises:
+        ArgumentError: If the file exists and is something else, or its folder does not exist.
+    """
+    folder = os.path.dirname(os.path.realpath(path))
+    if not os.path.isdir(folder):
+        raise ArgumentError(f"the folder {folder} does not exist")
+    if os.path.isdir(path):
+        raise ArgumentError(f"{path} is a directory, expected the name of a file")
+    if os.path.isfile(path) and os.path.getsize(path):
+        try:
+            read_receipt(path)
+        except ArgumentError:
+            raise ArgumentError(f"{path} exists and is not a receipt: choose another name") from None
 
 
 def parse_text(data: bytes, name: str) -> Receipt:
