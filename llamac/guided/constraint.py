@@ -31,7 +31,8 @@ MIN_CLOSING = 16  # tokens before the limit from which on each token is checked,
 class Constraint:
     """Follows the tokens of a generation. One thread at a time uses it.
 
-    Reasoning between tags at the beginning is free: the grammar begins after the closing tag.
+    Reasoning between tags at the beginning is free: the grammar begins after the closing tag. No mask makes a model
+    begin it (`openings`).
     """
 
     def __init__(
@@ -115,6 +116,14 @@ class Constraint:
         return first if is_mark and not self._matcher.validate_tokens([first]) else None
 
     # ---- what may come next
+
+    @property
+    def openings(self) -> list[int]:
+        """Tokens that begin reasoning here. The mask excludes them: the model reasons only if it would without a mask.
+
+        Where the answer has a head of its own, the same token begins both, and the mask allows it.
+        """
+        return [token for token, tag in self._openings.items() if tag not in HEADS]
 
     @property
     def is_free(self) -> bool:
@@ -300,8 +309,9 @@ class Constraint:
         self._mask[n // 8] &= ~(1 << n % 8)
         for token in self._stop_ids if may_end else ():
             self._mask[token // 8] |= 1 << token % 8
-        for token in self._openings:
-            self._mask[token // 8] |= 1 << token % 8
+        for token, tag in self._openings.items():
+            if tag in HEADS:
+                self._mask[token // 8] |= 1 << token % 8
 
 
 def _forced_tokens(matcher: Any) -> list[int]:

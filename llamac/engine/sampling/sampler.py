@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from llamac.gpu.draws import Draw
     from llamac.guided.constraint import Constraint
 
+MASKED = 1 << 63  # added to the position of a draw that follows one without the guide's mask
+
 
 class Sampler:
     """Samples the tokens of one generation. `accept` updates its state.
@@ -205,8 +207,13 @@ class Sampler:
 
     @property
     def in_python(self) -> bool:
-        """Whether Python functions process the logits before the core draws."""
-        return bool(self.params.logits_processors)
+        """Whether Python handles the logits before the core draws: for functions, or where reasoning can begin."""
+        return bool(self.params.logits_processors or self._openings)
+
+    @property
+    def _openings(self) -> list[int]:
+        """Tokens that begin reasoning, where the guide leaves it to the model whether it reasons."""
+        return [] if self._constraint is None else self._constraint.openings
 
     def draw(self, core: _core.Session, position: int, ids: Iterable[int] | None = None) -> int:
         """Draw from the logits of the last eval of a session.
@@ -251,9 +258,16 @@ class Sampler:
             row: A number for each id, without padding.
             ids: The prompt and the tokens so far.
         """
+        openings = self._openings
+        own = row.copy()
+        if openings:
+            self.allow(None)
+            self._change(own, ids)
         if self._constraint is not None:
             self.allow(self._constraint.mask())
         self._change(row, ids)
+        if openings and own.argmax() in openings:
+            row[openings] = own[openings]
 
     def _change(self, row: NDArray[np.float32], ids: Iterable[int]) -> None:
         import numpy as np
@@ -265,12 +279,21 @@ class Sampler:
         given = np.array(list(ids), np.int32)
         for process in self.params.logits_processors:
             _process(process, given, row)
+        self._exclude(row)
+
+    def _exclude(self, row: NDArray[np.float32]) -> None:
+        """Apply the guide's mask to a row of logits, in place."""
+        import numpy as np
+
         if self._mask is not None:
             allowed = np.unpackbits(np.frombuffer(self._mask, np.uint8), count=len(row), bitorder="little")
             row[allowed == 0] = -np.inf
 
     def draw_from(self, logits: Any, ids: Iterable[int], position: int) -> int:
         """Draw from a row of logits after the logits processors. The guide's mask also applies to their result.
+
+        Where reasoning can begin, a draw without the mask decides whether it does. If not, a second draw with the mask
+        has a random number of its own: the first one has excluded the numbers that lead to the tag.
 
         Args:
             logits: A buffer of float32, of which the first `n_ids` are used. It is not modified.
@@ -280,11 +303,28 @@ class Sampler:
         import numpy as np
 
         row = np.frombuffer(logits, np.float32)[: self._n_ids].copy()
+        openings, mask = self._openings, self._mask
+        if openings:
+            self.allow(None)
         self._change(row, ids)
+        if openings:
+            assert self.history is not None
+            mu = self.history.mu
+            if (token := self._sample(row, position)) in openings:
+                return token
+            self.history.mu = mu
+            self.allow(mask)
+            self._exclude(row)
+            position += MASKED
+        return self._sample(row, position)
+
+    def _sample(self, row: NDArray[np.float32], position: int) -> int:
+        """Draw from a row of logits that has been changed."""
         try:
             return _core.sample(row.data, self.core, position, self.history, adjusted=True)
         except LlamacError as failure:
-            raise ArgumentError(f"{failure}, after the logits processors") from failure
+            what = "logits processors" if self.params.logits_processors else "bias, penalties and bans of the request"
+            raise ArgumentError(f"{failure}, after the {what}") from failure
 
 
 def draw_rows(

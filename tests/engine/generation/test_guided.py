@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
@@ -19,6 +20,8 @@ from held_engines import held
 import llamac
 from builders import checkpoint, llama_config, write_model
 from llamac import ArgumentError, UnsupportedError
+from llamac.engine.sampling.params import resolve
+from llamac.engine.sampling.sampler import Sampler, draw_rows
 from llamac.guided import constraint, vocabulary
 from processes import TIMEOUT
 
@@ -129,6 +132,88 @@ def test_fewer_passes_than_tokens_where_text_is_forced(bpe: llamac.Model) -> Non
         assert engine.stats().steps <= 3
 
 
+NUMBER = llamac.Json(
+    {
+        "type": "object",
+        "properties": {"a": {"type": "integer", "maximum": 99}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def helper() -> Iterator[llamac.Model]:
+    with llamac.load("helper") as model:
+        yield model
+
+
+@pytest.mark.parametrize("text", ["Hi", "Hello!", "Thanks!"])
+def test_a_guide_begins_no_reasoning_that_the_model_would_not_begin(text: str, helper: llamac.Model) -> None:
+    chat = [{"role": "user", "content": text}]
+    assert not helper.chat(chat, max_tokens=20).text.startswith("<think>")
+    found = helper.chat(chat, guide=NUMBER, max_tokens=40)
+    assert list(json.loads(found.text)) == ["a"]
+    with helper.session() as session:
+        session.prefill(helper.chat_ids(chat))
+        assert session.sample(guide=NUMBER) == found.tokens[0]
+    with llamac.Engine(helper) as engine:
+        assert engine.chat(chat, guide=NUMBER, max_tokens=40).result(TIMEOUT).tokens == found.tokens
+        beams = engine.chat(chat, guide=NUMBER, max_tokens=40, beam_width=2).result(TIMEOUT)
+    assert list(json.loads(beams.text)) == ["a"]
+    assert helper.chat(chat, guide=NUMBER, max_tokens=40, beam_width=2).tokens == beams.tokens
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"temperature": 1.0},
+        {"temperature": 1.0, "mirostat_tau": 3.0},
+        {"temperature": 1.0, "logits_processors": lambda ids, logits: None},
+    ],
+)
+def test_a_guided_answer_reasons_where_the_model_would(options: dict[str, Any], helper: llamac.Model) -> None:
+    opening = helper.tokenizer.id_of("<think>")
+    assert opening is not None
+    chat = [{"role": "user", "content": "Hi"}]
+    reasons = []
+    with llamac.Engine(helper) as engine:
+        for seed in range(12):
+            for bias in (5, 6, 30):
+                same = {"seed": seed, "logit_bias": {opening: bias}, **options}
+                free = helper.chat(chat, max_tokens=2, **same)
+                found = helper.chat(chat, guide=NUMBER, max_tokens=50, reasoning_budget=4, **same)
+                assert found.message is not None
+                assert (found.message.reasoning is not None) == (free.tokens[0] == opening)
+                assert list(json.loads(found.message.content or "")) == ["a"]
+                if free.tokens[0] == opening:
+                    assert found.tokens[:2] == free.tokens
+                again = engine.chat(chat, guide=NUMBER, max_tokens=50, reasoning_budget=4, **same)
+                assert again.result(TIMEOUT).tokens == found.tokens
+                reasons.append(found.message.reasoning is not None)
+    assert {*reasons} == {True, False}
+
+
+def test_an_answer_without_reasoning_has_the_distribution_of_the_mask(helper: llamac.Model) -> None:
+    """The random numbers that lead to the tag, half of all, change nothing about the other tokens."""
+    opening = helper.tokenizer.id_of("<think>")
+    letters = [token for letter in "abcd" if (token := helper.tokenizer.id_of(letter)) is not None]
+    assert opening is not None
+    assert len(letters) == 4
+    row = np.full((1, helper.n_token_ids), -30, np.float32)
+    row[0, letters], row[0, opening] = 0, math.log(4)
+    guide, drawn = llamac.Regex("[abcd]"), []
+    for seed in range(2000):
+        params = resolve(llamac.SamplingParams(guide=guide, temperature=1, seed=seed), llamac.SamplingParams())
+        drawn += draw_rows([Sampler(helper, params, [1])], row, row.size, [[1]], [1])
+    counts = Counter(drawn)
+    assert set(counts) == {opening, *letters}
+    assert abs(counts[opening] - 1000) < 5 * math.sqrt(500)
+    for letter in letters:
+        assert abs(counts[letter] - 250) < 5 * math.sqrt(220)
+
+
 @pytest.mark.parametrize("options", [{}, {"reasoning_effort": "high"}, {"reasoning_effort": "none"}])
 @pytest.mark.parametrize("forced", [False, True])
 def test_answers_that_a_model_would_end_within_its_reasoning_match(options: dict[str, Any], forced: bool) -> None:
@@ -151,7 +236,7 @@ def test_answers_that_a_model_would_end_within_its_reasoning_match(options: dict
 
 
 def test_a_reasoning_budget_of_the_request_counts_where_options_turn_reasoning_off() -> None:
-    chat = [{"role": "user", "content": "Hello"}]
+    chat = [{"role": "user", "content": "Think: is a whale a fish?"}]
     off = {"reasoning_effort": "none"}
     with llamac.load("helper") as model:
         guide = llamac.Json({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
