@@ -19,7 +19,7 @@ from llamac.cli.chat_input import (
     read_message,
     typed_line,
 )
-from llamac.cli.chat_screen import make_screen
+from llamac.cli.chat_screen import add_reasoning, make_screen
 from llamac.cli.guide import add_guide, chosen_guide
 from llamac.cli.loading import load_model
 from llamac.cli.options import add_model, add_model_settings, session_settings
@@ -78,11 +78,7 @@ def add_arguments(parser: Parser) -> None:
     group.add_argument("--system", metavar="TEXT", help="begin with this system message")
     add_prompt_cache(group)
     group.add_argument("--load", metavar="FILE", help="continue a conversation that /save wrote")
-    group.add_argument(
-        "--reasoning",
-        choices=("show", "hide"),
-        help="show or hide the text between <think> and </think> (default: show it on a terminal)",
-    )
+    add_reasoning(group)
     group.add_argument("--plain", action="store_true", help="no Markdown and no line editor")
     add_tools(group)
     add_guide(add_sampling(parser, MAX_TOKENS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib.util
 import os
@@ -11,12 +12,27 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from llamac.cli.options import Group
 from llamac.cli.text import safe_text
 from llamac.cli.tools import CALL, OneLine
 from llamac.tools.message import Delta, ToolCallDelta
 
 DIM, NORMAL = "\x1b[2m", "\x1b[0m"
 FENCE = re.compile(r"^ {0,3}(```|~~~)", re.MULTILINE)
+
+
+def add_reasoning(group: Group, when: str = "") -> None:
+    """Add --reasoning. when: Begins its help."""
+    group.add_argument(
+        "--reasoning",
+        choices=("show", "hide"),
+        help=f"{when}show or hide the text between <think> and </think> (default: show it on a terminal)",
+    )
+
+
+def shows_reasoning(options: argparse.Namespace) -> bool:
+    """Whether to show reasoning on standard output."""
+    return sys.stdout.isatty() if options.reasoning is None else bool(options.reasoning == "show")
 
 
 def make_screen(*, markdown: bool, reasoning: bool) -> Screen:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llamac.cli.chat_screen import Screen
+from llamac.cli.chat_screen import Screen, add_reasoning, shows_reasoning
 from llamac.cli.guide import add_guide, chosen_guide
 from llamac.cli.loading import load_model, shown_progress
 from llamac.cli.options import Group, add_model, add_model_settings, check_distinct, session_settings
@@ -104,6 +104,7 @@ def _add_prompt(group: Group) -> None:
         help="put the prompt into the model's chat template as the user's message, and print only the answer",
     )
     group.add_argument("--system", metavar="TEXT", help="with --chat: a system message before the user's")
+    add_reasoning(group, "with --chat: ")
     add_tools(group, "with --chat: ")
     add_prompt_cache(group)
     group.add_argument(
@@ -161,6 +162,8 @@ def _check_options(options: argparse.Namespace) -> None:
         raise ArgumentError("argument -f/--file: not allowed with argument -i/--prompt, except `-f -`")
     if options.tools is not None and not options.chat:
         raise ArgumentError("--tools needs --chat")
+    if options.reasoning is not None and not options.chat:
+        raise ArgumentError("--reasoning needs --chat")
     if options.length_penalty is not None and options.beam_width in (None, 1):
         raise ArgumentError("--length-penalty needs --beams with 2 or more")
     outputs = {"--trace": options.trace, "--receipt": options.receipt, "--prompt-cache": options.prompt_cache}
@@ -210,16 +213,16 @@ def _run_one(
             profile = RunProfile(stream, counters)
         count = stream.prompt_tokens
         with shown_progress(options, BAR_DELAY) as report, prefill_progress(stream._session, count, report):
-            pieces: Iterator[Any] = stream.deltas() if tools else stream
+            pieces: Iterator[Any] = stream.deltas() if options.chat else stream
             begun = list(itertools.islice(pieces, 1))
         first = time.perf_counter()
         if stream._output.cached < count - 1:
             save_prompt_cache(stream._session, options.prompt_cache)
-        if tools:
-            Screen(reasoning=sys.stdout.isatty()).show(itertools.chain(begun, pieces))
+        if options.chat:
+            Screen(reasoning=shows_reasoning(options)).show(itertools.chain(begun, pieces))
         else:
-            _print_text("" if options.no_echo or options.chat else prompt, itertools.chain(begun, pieces))
-    _print_remarks(stream.completion)
+            _print_text("" if options.no_echo else prompt, itertools.chain(begun, pieces))
+    _print_remarks(options, stream.completion)
     if options.receipt is not None:
         stream.receipt().save(options.receipt)
     if stream.completion.logprobs is not None:
@@ -276,10 +279,11 @@ def _run_several(
     n = len(result.choices)
     for i, choice in enumerate(result.choices, start=1):
         heading = f"--- {i} of {n}\n" if n > 1 else ""
-        echo = "" if options.no_echo or options.chat else prompt
-        text = message_text(choice.message) if tools and choice.message is not None else choice.text
-        _print_text(heading + echo, [text])
-        _print_remarks(choice)
+        if choice.message is not None:
+            _print_text(heading, [message_text(choice.message, reasoning=shows_reasoning(options))])
+        else:
+            _print_text(heading + ("" if options.no_echo else prompt), [choice.text])
+        _print_remarks(options, choice)
         if choice.logprobs is not None:
             sys.stdout.flush()
             _print_logprobs(model, choice.logprobs)
@@ -292,10 +296,15 @@ def _run_several(
         print(f"prompt {prompt_tokens} | {candidates} in {elapsed:.2f} s | seed {result.seed}", file=sys.stderr)
 
 
-def _print_remarks(completion: Completion) -> None:
-    """Print what a reader of an answer with calls must know."""
-    for remark in () if completion.message is None else remarks(completion.message):
+def _print_remarks(options: argparse.Namespace, completion: Completion) -> None:
+    """Print what a reader of an answer must know."""
+    message = completion.message
+    for remark in () if message is None else remarks(message):
         print(f"llamac: note: {safe_line(remark)}", file=sys.stderr)
+    if message is None or options.quiet or shows_reasoning(options):
+        return
+    if message.reasoning and not message.content and not message.tool_calls:
+        print("llamac: note: the answer has only reasoning: --reasoning show prints it", file=sys.stderr)
 
 
 def _print_logprobs(model: Model, entries: Iterable[TokenLogprobs]) -> None:

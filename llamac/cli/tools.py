@@ -98,11 +98,12 @@ class OneLine:
         return "".join(shown)
 
 
-def message_text(message: Message) -> str:
-    """The content of a message, and a line for each call."""
+def message_text(message: Message, *, reasoning: bool) -> str:
+    """The content of a message, and a line for each call; before them the reasoning, if asked for."""
+    thoughts = [f"{message.reasoning}\n"] if reasoning and message.reasoning else []
     content = [message.content] if message.content else []
     return "\n".join(
-        [*content, *(f"{CALL}{call.name} {OneLine().push(call.arguments)}" for call in message.tool_calls)]
+        [*thoughts, *content, *(f"{CALL}{call.name} {OneLine().push(call.arguments)}" for call in message.tool_calls)]
     )
 
 

@@ -96,6 +96,29 @@ def test_run_shows_content_and_calls(llamac_command: Command, tmp_path: Path, to
     assert several.out.count("I\ncall f {}\n") == 2
 
 
+def test_run_hides_reasoning_in_a_pipe(llamac_command: Command, tmp_path: Path) -> None:
+    model = answering(tmp_path / "model.bin", "<think>h</think>yes")
+    run = ("run", model, "--chat", "-i", "x")
+    for several in ((), ("--candidates", 1, "--beams", 2)):
+        assert llamac_command(*run, *several).out == "yes\n"
+        assert llamac_command(*run, *several, "--reasoning", "hide").out == "yes\n"
+        assert llamac_command(*run, *several, "--reasoning", "show").out == "h\n\nyes\n"
+    cut = llamac_command(*run, "-n", 8)
+    assert cut.out == "\n"
+    assert "llamac: note: the answer has only reasoning: --reasoning show prints it\n" in cut.err
+    assert llamac_command(*run, "-n", 8, "-q").err == ""
+    llamac_command("run", model, "-i", "x", "--reasoning", "show").refuses_with("--reasoning needs --chat")
+
+
+def test_run_shows_reasoning_on_a_terminal(
+    llamac_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = answering(tmp_path / "model.bin", "<think>h</think>yes")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert llamac_command("run", model, "--chat", "-i", "x").out == "h\n\nyes\n"
+
+
 def test_a_call_is_shown_in_a_line() -> None:
     text = '{\n  "a": "b  \\"\\n c",\n\t"d":  [1,\n 2]\n}'
     expected = '{ "a": "b  \\"\\n c", "d": [1, 2] }'
