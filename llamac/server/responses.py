@@ -31,10 +31,8 @@ REPEATED: dict[str, Any] = {
     "parallel_tool_calls": True,
     "prompt_cache_key": None,
     "safety_identifier": None,
-    "temperature": 1.0,
     "text": {"format": {"type": "text"}},
     "tool_choice": "auto",
-    "top_p": 1.0,
 }
 UNUSED: dict[str, Any] = {
     "background": False,
@@ -60,7 +58,7 @@ async def responses(service: Service, call: Call) -> Answer | EventStream:
     (request, ignored), [member] = await until_gone(call.receive, worker.submit(submit))
     unread = (NAMES.get(name, name) for name in without_effect(request, worker.engine))
     headers = no_effect((*ignored, *unread))
-    head = _head(worker, body)
+    head = _head(worker, body, member)
     if request.stream:
         return EventStream(partial(_events, worker, member, head), worker.settings, headers)
     [completion] = await until_gone(call.receive, collected(worker, [member]))
@@ -77,7 +75,8 @@ async def responses(service: Service, call: Call) -> Answer | EventStream:
     return Answer(_ended(worker, head, completion, items.found), headers=headers)
 
 
-def _head(worker: Worker, body: Mapping[str, Any]) -> dict[str, Any]:
+def _head(worker: Worker, body: Mapping[str, Any], member: Request) -> dict[str, Any]:
+    params = member._output.params
     given = {name: default if body.get(name) is None else body[name] for name, default in REPEATED.items()}
     if body.get("user") is not None:  # OpenAI's document does not let it be null
         given["user"] = body["user"]
@@ -90,6 +89,8 @@ def _head(worker: Worker, body: Mapping[str, Any]) -> dict[str, Any]:
         "error": None,
         "incomplete_details": None,
         **given,
+        "temperature": params.temperature,  # the model's if the request has none
+        "top_p": params.top_p,
         "reasoning": {"effort": None, "summary": None, **(body.get("reasoning") or {})},
         "tools": [_tool(tool) for tool in body.get("tools") or ()],
         **UNUSED,

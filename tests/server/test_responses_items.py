@@ -218,6 +218,13 @@ def test_an_answer_repeats_the_user_only_if_there_is_one(server: Running) -> Non
     assert server.post("/v1/responses", {"input": "?", "user": "me"}).json()["user"] == "me"
 
 
+def test_an_answer_has_the_temperature_that_was_used(server: Running) -> None:
+    found = server.post(PATH, {"input": "x", "max_output_tokens": 1}).json()
+    assert (found["temperature"], found["top_p"]) == (0, 1)  # the model recommends greedy answers
+    found = server.post(PATH, {"input": "x", "max_output_tokens": 1, "temperature": 0.5, "top_p": 0.25}).json()
+    assert (found["temperature"], found["top_p"]) == (0.5, 0.25)
+
+
 def test_events_tell_the_whole_answer(server: Running) -> None:
     body = {"input": "?", "tools": [TOOL]}
     whole = server.post(PATH, body).json()
