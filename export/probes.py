@@ -205,7 +205,9 @@ def _transformers_logits(
         import torch
         import transformers
     except ImportError as error:
-        raise ExportError(f"probe_source='transformers' needs `pip install llamac[parity]`: {error}") from None
+        raise ExportError(
+            f"probe_source='transformers' needs torch and transformers ({error}): pip install \"llamac[parity]\""
+        ) from None
     load = transformers.AutoModelForCausalLM.from_pretrained
     total = 1 + len(sequences)  # loading counts as a step
     rows = []

@@ -92,8 +92,8 @@ def libraries() -> tuple[Any, Any]:
         import transformers
     except ImportError as error:
         raise UnsupportedError(
-            f"a comparison with transformers needs torch and transformers ({error}): install the extra `parity`, or "
-            "compare with a capture that was made elsewhere (--reference)"
+            f"a comparison with transformers needs torch and transformers ({error}): "
+            'pip install "llamac[parity]", or compare with a capture that was made elsewhere (--reference)'
         ) from None
     return torch, transformers
 

@@ -378,7 +378,7 @@ def test_a_missing_library_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     done = llamac_command("check", model_file("llama"), "--against", folder("llama"))
-    done.fails_with("torch and transformers", "extra `parity`", "--reference")
+    done.fails_with("torch and transformers", 'pip install "llamac[parity]"', "--reference")
 
 
 # ---- transformers
