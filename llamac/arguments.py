@@ -31,6 +31,38 @@ CacheDir: TypeAlias = StrPath | Literal[False] | None
 # A LoRA adapter: a PEFT directory, or a pair of one and its strength, which multiplies what it adds.
 Adapter: TypeAlias = StrPath | tuple[StrPath, float]
 
+# What names of other libraries and servers are called here (docs/coming-from.md).
+FOREIGN = {
+    **dict.fromkeys(("n_ctx", "num_ctx", "max_model_len"), "context"),
+    **dict.fromkeys(("n_threads", "num_thread"), "threads"),
+    **dict.fromkeys(("n_predict", "num_predict", "max_new_tokens"), "max_tokens"),
+    "min_new_tokens": "min_tokens",
+    "repeat_penalty": "repetition_penalty",
+    "logits_processor": "logits_processors",
+    "bad_words": "banned_strings",
+    "num_return_sequences": "n",
+    "num_beams": "beam_width",
+    "assistant_model": "draft_model",
+}
+
+
+def meant_name(name: str, known: Iterable[str]) -> str:
+    """The known name that an unknown one probably means; empty if there is none."""
+    from difflib import get_close_matches  # not needed before the first error
+
+    names = list(known)
+    if FOREIGN.get(name) in names:
+        return FOREIGN[name]
+    return next(iter(get_close_matches(name, names, 1, 0.7)), "")
+
+
+def unexpected_argument(name: str, known: Iterable[str]) -> ArgumentTypeError:
+    """The error for an argument that a function does not have."""
+    names = list(known)
+    meant = meant_name(name, names)
+    hint = f"; did you mean {meant!r}?" if meant else f": expected one of {', '.join(names)}"
+    return ArgumentTypeError(f"unexpected argument {name!r}{hint}")
+
 
 def wrong_type(name: str, value: object, expected: str) -> ArgumentTypeError:
     """The error for an argument of the wrong type."""

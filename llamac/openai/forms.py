@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from llamac.arguments import FOREIGN, meant_name
 from llamac.openai.errors import InvalidRequestError, wrong_type
 
 Schema = Mapping[str, Any]
@@ -163,10 +164,8 @@ class Form:
 
     def _hint(self, name: str) -> str:
         """What to write instead of an unknown key."""
-        from difflib import get_close_matches  # not needed before the first error
-
-        near = get_close_matches(name, (*self.honored, *self.no_effect, *self.refused), 1, 0.7)
-        known = self.elsewhere.get(name) or (near[0] if near else "")
+        foreign = self.elsewhere.get(FOREIGN.get(name, name))
+        known = foreign or meant_name(name, (*self.honored, *self.no_effect, *self.refused))
         return f"; did you mean {known!r}?" if known else ""
 
     def _unsupported(self, name: str, path: str) -> str:

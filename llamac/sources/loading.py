@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from llamac.arguments import (
     StrPath,
     adapters,
     file_path,
+    unexpected_argument,
     wrong_type,
 )
 from llamac.engine.model import Model, Origin
@@ -38,7 +40,8 @@ Result = TypeVar("Result")
 
 
 def _requires_path(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Decorate a function so that a call without a path gets an error that says what to do."""
+    """Decorate a function so that a call without a path, or with an unknown argument, is told what to do."""
+    names = inspect.signature(function).parameters
 
     @functools.wraps(function)
     def call(*arguments: Parameters.args, **options: Parameters.kwargs) -> Result:
@@ -46,6 +49,8 @@ def _requires_path(function: Callable[Parameters, Result]) -> Callable[Parameter
             raise ArgumentTypeError(
                 "load needs a model: name a file, a directory, hf:ORG/NAME, or a built-in model such as 'stories'"
             )
+        if unknown := [name for name in options if name not in names]:
+            raise unexpected_argument(unknown[0], names)
         return function(*arguments, **options)
 
     return call

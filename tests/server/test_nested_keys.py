@@ -215,6 +215,9 @@ def test_names_of_a_long_conversation_stand_in_the_header_once() -> None:
         ("responses", "max_tokens", "max_output_tokens"),
         ("responses", "reasoning_effort", "reasoning.effort"),
         ("messages", "stop", "stop_sequences"),
+        ("chat", "n_predict", "max_tokens"),
+        ("responses", "n_predict", "max_output_tokens"),
+        ("messages", "num_predict", "max_tokens"),
         ("messages", "output_format", "output_config.format"),
     ],
 )

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -93,6 +94,13 @@ def test_a_whole_gguf_file_and_splits_of_the_same_name_are_different_models(tmp_
     assert resolve(tmp_path / "m.gguf").path == tmp_path / "m.gguf"
 
 
+@pytest.mark.parametrize(("name", "meant"), [("n_ctx", "context"), ("treads", "threads")])
+def test_an_unknown_argument_is_refused_with_a_hint(name: str, meant: str) -> None:
+    options: dict[str, Any] = {name: 5}
+    with pytest.raises(TypeError, match=f"unexpected argument '{name}'; did you mean '{meant}'"):
+        llamac.load("stories", **options)
+
+
 def test_a_missing_path_that_looks_like_a_built_in_model_gets_advice() -> None:
     for name, near in (("storys", "stories"), ("help", "helper")):
         with pytest.raises(FileNotFoundError, match=f"; did you mean the built-in model {near}\\?"):
@@ -136,6 +144,7 @@ def record(event, arguments):
         opened.add(arguments[0])
 sys.addaudithook(record)
 from pathlib import Path
+from typing import Any
 from llamac.export import export
 from llamac.format.detect import files_of
 known = {str(path) for path in files_of(Path(folder)).values()}

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 from llamac import _core
-from llamac.arguments import to_float, to_int, wrong_type
+from llamac.arguments import to_float, to_int, unexpected_argument, wrong_type
 from llamac.engine.prompts.overflow import CONTEXT_OVERFLOWS, ContextOverflow
-from llamac.errors import ArgumentError, ArgumentTypeError
+from llamac.errors import ArgumentError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -214,7 +214,7 @@ class SamplingParams:
         """
         unknown = sorted(set(overrides) - set(CHECKS))
         if unknown:
-            raise ArgumentTypeError(f"unexpected argument {unknown[0]!r}: expected one of {', '.join(CHECKS)}")
+            raise unexpected_argument(unknown[0], CHECKS)
         given = {name: value for name, value in overrides.items() if value is not None}
         return replace(self, **given) if given else self
 

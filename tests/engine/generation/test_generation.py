@@ -313,10 +313,16 @@ def test_settings_of_wrong_types_are_refused_by_name(tiny_llama: Path, settings:
 def test_unknown_settings_are_refused_by_name(tiny_llama: Path) -> None:
     with llamac.load(tiny_llama) as model, model.session() as session:
         for owner in (model, session):
-            for settings in ({"echo": True}, {"max_new_tokens": 5}):
-                (name,) = settings
+            for name, hint in {
+                "echo": ": expected one of max_tokens, ",
+                "max_token": "; did you mean 'max_tokens'",
+                "max_new_tokens": "; did you mean 'max_tokens'",
+                "num_predict": "; did you mean 'max_tokens'",
+                "repeat_penalty": "; did you mean 'repetition_penalty'",
+            }.items():
+                settings = {name: 5}
                 for make in (owner.generate, owner.stream):
-                    with pytest.raises(TypeError, match=f"unexpected argument '{name}': expected one of max_tokens, "):
+                    with pytest.raises(TypeError, match=f"unexpected argument '{name}'{hint}"):
                         cast("Any", make)("a", **settings)
 
 
