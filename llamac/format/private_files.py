@@ -99,7 +99,7 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
     except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
-        if isinstance(error, OSError) and error.filename is None:  # a full disk, which names no file
+        if isinstance(error, OSError) and error.errno and error.filename is None:  # a full disk names no file
             error.filename = str(path)
         raise
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from llamac.engine.session import Session
 
 LAYOUT = 1  # changes with the arrangement of numbers in a page
+FOLLOWERS = ("long_rope", "page_positions", "groups", "vocab_size")  # attributes that follow from the model
 
 
 @dataclass(frozen=True)
@@ -57,11 +58,16 @@ class KVIdentity:
         return hashlib.sha256(json.dumps(self.as_json(), sort_keys=True).encode()).digest()
 
     def differences(self, other: KVIdentity) -> list[str]:
-        """Describe the attributes that differ between a file (this identity) and a session (the other one)."""
+        """Describe the attributes that differ between a file (this identity) and a session (the other one).
+
+        Where the models differ, the attributes that follow from the model do not count.
+        """
+        followers = () if self.model == other.model else FOLLOWERS
         return [
             f"{field.name} is {_text(mine)} in the file and {_text(its)} in the session"
             for field in fields(self)
-            if (mine := getattr(self, field.name)) != (its := getattr(other, field.name))
+            if field.name not in followers
+            and (mine := getattr(self, field.name)) != (its := getattr(other, field.name))
         ]
 
 

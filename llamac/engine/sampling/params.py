@@ -206,6 +206,10 @@ class SamplingParams:
             if value is not None:
                 object.__setattr__(self, name, check(name, value))
 
+    def __repr__(self) -> str:
+        given = ", ".join(f"{name}={value!r}" for name in CHECKS if (value := getattr(self, name)) is not None)
+        return f"{type(self).__name__}({given})"
+
     def updated(self, overrides: Mapping[str, Any]) -> Self:
         """Replace parameters with those values of `overrides` that are not None.
 

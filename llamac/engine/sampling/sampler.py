@@ -258,15 +258,15 @@ class Sampler:
             row: A number for each id, without padding.
             ids: The prompt and the tokens so far.
         """
-        openings = self._openings
-        own = row.copy()
-        if openings:
+        own = None  # the row without the guide's mask
+        if openings := self._openings:
+            own = row.copy()
             self.allow(None)
             self._change(own, ids)
         if self._constraint is not None:
             self.allow(self._constraint.mask())
         self._change(row, ids)
-        if openings and own.argmax() in openings:
+        if own is not None and own.argmax() in openings:
             row[openings] = own[openings]
 
     def _change(self, row: NDArray[np.float32], ids: Iterable[int]) -> None:

@@ -54,6 +54,12 @@ def test_parameters_compare_hash_and_pickle_by_value() -> None:
         SamplingParams(5)  # type: ignore[call-arg]
 
 
+def test_parameters_show_what_is_set() -> None:
+    assert repr(SamplingParams(temperature=0.5, stop="x", receipt=False)) == (
+        "SamplingParams(temperature=0.5, stop=('x',), receipt=False)"
+    )
+
+
 @pytest.mark.parametrize("name", SamplingOverrides.__annotations__)
 def test_the_request_overrides_the_model_which_overrides_the_library(name: str) -> None:
     requested: Any = {**LIBRARY_DEFAULTS, "max_tokens": 5, "temperature": 0.0, "seed": 0}
