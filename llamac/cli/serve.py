@@ -45,6 +45,7 @@ from llamac.server.serving import (
     listen,
     listen_unix,
     serve,
+    socket_file,
 )
 from llamac.server.settings import CLIENT_SECONDS, MAX_BODY_BYTES, Settings
 from llamac.sizes import parse_size
@@ -198,7 +199,11 @@ def run(options: argparse.Namespace) -> int:
     tls = _tls(options)
     connections = connections_allowed(options.max_connections)
     opened = listen_unix(options.uds) if options.uds else listen(options.host, options.port)
-    with opened, writing_logs(options.log_format, verbose=options.verbose or options.log_prompts) as log:
+    with (
+        socket_file(options.uds),
+        opened,
+        writing_logs(options.log_format, verbose=options.verbose or options.log_prompts) as log,
+    ):
         models = models_of(options) if options.models_dir else _only_model(options)
         try:
             settings.keys.check_models(models.names)

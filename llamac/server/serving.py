@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from ipaddress import ip_address
 from types import FrameType
@@ -138,6 +138,19 @@ def listen_unix(path: str) -> socket.socket:
     finally:
         os.umask(before)
     return opened
+
+
+@contextlib.contextmanager
+def socket_file(path: str | None) -> Iterator[None]:
+    """Delete the file of a Unix socket when the block ends, unless another server has replaced it."""
+    own = None if path is None else os.stat(path)
+    try:
+        yield
+    finally:
+        if path is not None and own is not None:
+            with contextlib.suppress(OSError):
+                if os.path.samestat(os.stat(path), own):
+                    os.unlink(path)
 
 
 def check_certificate(certificate: StrPath, key: StrPath) -> None:

@@ -31,7 +31,7 @@ from llamac.cli.serve_models import _adapt
 from llamac.errors import ArgumentError, ExportError
 from llamac.server.callback import call_back
 from llamac.server.models_file import ModelSettings
-from llamac.server.serving import check_certificate, listen_unix, watchdog_seconds
+from llamac.server.serving import check_certificate, listen_unix, socket_file, watchdog_seconds
 from processes import TIMEOUT
 from served_process import server
 from waiting import wait_until
@@ -167,7 +167,9 @@ def test_requests_that_do_not_end_are_cut_after_the_drain() -> None:
 
 def test_a_unix_socket_is_private_and_can_be_reused(tmp_path: Path) -> None:
     path = tmp_path / "llamac.sock"
-    for _ in range(2):  # the socket that the first one leaves is replaced
+    with socket.socket(socket.AF_UNIX) as killed:  # the socket that a killed server leaves is replaced
+        killed.bind(str(path))
+    for _ in range(2):
         with server("--uds", path) as started:
             assert started.address == f"unix:{path}"
             assert path.stat().st_mode & 0o777 == 0o600
@@ -177,6 +179,22 @@ def test_a_unix_socket_is_private_and_can_be_reused(tmp_path: Path) -> None:
                 [sys.executable, "-m", "llamac", "serve", "--uds", str(path)], capture_output=True, text=True
             )
             assert "another process listens there" in other.stderr
+            assert path.exists()
+            started.process.send_signal(signal.SIGTERM)
+            assert started.end()[0] == -signal.SIGTERM
+        assert not path.exists()
+
+
+def test_a_socket_that_another_server_has_replaced_stays(tmp_path: Path) -> None:
+    path = tmp_path / "llamac.sock"
+    path.touch()
+    with socket_file(str(path)):
+        (tmp_path / "other.sock").touch()
+        (tmp_path / "other.sock").replace(path)
+    assert path.exists()
+    with socket_file(str(path)):
+        pass
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("kind", [socket.SOCK_DGRAM, socket.SOCK_SEQPACKET])
