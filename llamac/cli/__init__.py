@@ -44,7 +44,11 @@ def run_command(arguments: Sequence[str], program: str = "llamac", begin: Callab
     names: dict[str, str] = {}
     try:
         arguments = arguments or ["--help"]
-        options = make_parser(arguments, program).parse_args(arguments)
+        try:
+            options = make_parser(arguments, program).parse_args(arguments)
+        except SystemExit:  # after the help or the version
+            sys.stdout.flush()
+            raise
         names = options.option_names
         command = load_command(options.command)
         begin()

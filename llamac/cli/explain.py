@@ -45,10 +45,14 @@ def add_arguments(parser: Parser) -> None:
     parser.operand_hint = "; a prompt follows -i"
     add_model(parser)
     prompt = parser.add_argument_group("prompt")
-    prompt.add_argument("-i", "--prompt", metavar="TEXT", help="the prompt")
-    prompt.add_argument("-f", "--file", metavar="FILE", help="read the prompt from a file; - for standard input")
+    prompt.add_argument("-i", "--prompt", action="once", metavar="TEXT", help="the prompt")
+    prompt.add_argument(
+        "-f", "--file", action="once", metavar="FILE", help="read the prompt from a file; - for standard input"
+    )
     prompt.add_argument("--chat", action="store_true", help="treat the prompt as the user's message to a chat model")
-    prompt.add_argument("--system", metavar="TEXT", help="with --chat: a system message before the user's")
+    prompt.add_argument(
+        "--system", action="once", metavar="TEXT", help="with --chat: a system message before the user's"
+    )
     prompt.add_argument("--messages", metavar="FILE", help="a JSON list of messages, or an object with `messages`")
     prompt.add_argument("--after", metavar="TEXT", help="compute this prompt first, and show which tokens are reused")
     output = parser.add_argument_group("output")

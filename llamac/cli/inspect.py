@@ -356,10 +356,10 @@ def _encoder_lines(config: Facts, pooling: object) -> list[str]:
 
 
 def _rope_line(table: Facts) -> str:
-    kind = "unknown scaling" if table["kind"] == "unknown" else f"{table['kind']} scaling"
+    kind = "" if table["kind"] == "unknown" else f"{table['kind']} scaling; "
     original = table["original_context"]
     tables = f"a short table up to {original} positions, a long one beyond" if original else "one table"
-    return f"rope        {kind}; {tables}; {table['dim']} dimensions, factor {table['attention_factor']:g}"
+    return f"rope        {kind}{tables}; {table['dim']} dimensions, factor {table['attention_factor']:g}"
 
 
 def _tensor_lines(facts: Facts) -> list[str]:

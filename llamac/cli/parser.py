@@ -15,10 +15,12 @@ import importlib
 import itertools
 import os
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from llamac import __version__
+from llamac.arguments import FOREIGN
 from llamac.exit_codes import USAGE
 
 # The name of each command and its line in `llamac --help`.
@@ -156,6 +158,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(formatter_class=_HelpFormatter, allow_abbrev=False, **settings)
         self.register("type", int, _whole_number)
         self.register("type", float, _number)
+        self.register("action", "once", _Once)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse arguments. Unlike argparse's own method, exit if one is unknown."""
@@ -173,6 +176,13 @@ class Parser(argparse.ArgumentParser):
             self.error(self._explain_unknown(unknown[0]))
         return options, []
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print the help or a message. Unlike argparse, report that standard output is full."""
+        if file is sys.stdout:
+            file.write(message)
+        else:
+            super()._print_message(message, file)
+
     def error(self, message: str) -> NoReturn:
         """Print the usage and the message to stderr, and exit."""
         command = " ".join(self.prog.split()[:2])
@@ -185,8 +195,18 @@ class Parser(argparse.ArgumentParser):
         known = self._option_string_actions
         is_long = option.startswith("--") and len(option) > 2
         longer = [name for name in known if name.startswith(option)] if is_long else []
-        near = longer[0] if longer else _nearest(option, known, cutoff=0.7)
+        foreign = "--" + FOREIGN.get(option[2:].replace("-", "_"), "").replace("_", "-")
+        near = longer[0] if longer else foreign if foreign in known else _nearest(option, known, cutoff=0.7)
         return f"unknown option {option}" + (f"; did you mean {near}?" if near else "")
+
+
+class _Once(argparse.Action):
+    """Stores a part of the input. A second one would replace it silently, so it is an error."""
+
+    def __call__(self, parser: object, namespace: argparse.Namespace, values: object, option: object = None) -> None:
+        if getattr(namespace, self.dest) is not None:
+            raise argparse.ArgumentError(self, "given twice, expected once")
+        setattr(namespace, self.dest, values)
 
 
 def _is_operand(word: str) -> bool:

@@ -96,14 +96,18 @@ def _add_candidates(group: Group) -> None:
 
 
 def _add_prompt(group: Group) -> None:
-    group.add_argument("-i", "--prompt", metavar="TEXT", help="the prompt")
-    group.add_argument("-f", "--file", metavar="FILE", help="read the prompt from a file; - for standard input")
+    group.add_argument("-i", "--prompt", action="once", metavar="TEXT", help="the prompt")
+    group.add_argument(
+        "-f", "--file", action="once", metavar="FILE", help="read the prompt from a file; - for standard input"
+    )
     group.add_argument(
         "--chat",
         action="store_true",
         help="put the prompt into the model's chat template as the user's message, and print only the answer",
     )
-    group.add_argument("--system", metavar="TEXT", help="with --chat: a system message before the user's")
+    group.add_argument(
+        "--system", action="once", metavar="TEXT", help="with --chat: a system message before the user's"
+    )
     add_reasoning(group, "with --chat: ")
     add_tools(group, "with --chat: ")
     add_prompt_cache(group)
@@ -142,7 +146,9 @@ def run(options: argparse.Namespace) -> int:
             # before there are threads: they inherit the counters
             counters = stack.enter_context(contextlib.closing(Counters()))
         model = stack.enter_context(load_model(options, tokenizer=options.tokenizer, **settings))
+        waited = time.perf_counter()
         prompt = read_prompt(options, model, _context(options, model))
+        started += time.perf_counter() - waited  # a pipe can be idle
         if not options.chat and not options.quiet:
             _hint_at_chat(model)
         if options.chat and model.chat_template is None:

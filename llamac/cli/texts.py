@@ -34,7 +34,11 @@ def add_operand(parser: Parser) -> None:
 def add_file(group: Group, what: str) -> None:
     """Add -f. `what` are the texts."""
     group.add_argument(
-        "-f", "--file", metavar="FILE", help=f"read the {what} from the lines of a file; {STANDARD} for standard input"
+        "-f",
+        "--file",
+        action="once",
+        metavar="FILE",
+        help=f"read the {what} from the lines of a file; {STANDARD} for standard input",
     )
 
 

@@ -88,10 +88,14 @@ def add_arguments(parser: Parser) -> None:
 
 
 def _add_text(group: Group) -> None:
-    group.add_argument("-i", "--prompt", metavar="TEXT", help="the text")
-    group.add_argument("-f", "--file", metavar="FILE", help="read the text from a file; - for standard input")
+    group.add_argument("-i", "--prompt", action="once", metavar="TEXT", help="the text")
+    group.add_argument(
+        "-f", "--file", action="once", metavar="FILE", help="read the text from a file; - for standard input"
+    )
     group.add_argument("--chat", action="store_true", help="put the text into the chat template as the user's message")
-    group.add_argument("--system", metavar="TEXT", help="with --chat: a system message before the user's")
+    group.add_argument(
+        "--system", action="once", metavar="TEXT", help="with --chat: a system message before the user's"
+    )
     group.add_argument(
         "--inputs",
         metavar="FILE",

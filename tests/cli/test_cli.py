@@ -127,6 +127,14 @@ def test_a_broken_pipe_does_not_hide_damage(tiny_llama: Path, tmp_path: Path) ->
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["--version"], ["run", "--help"]])
+def test_help_on_a_full_disk_is_an_error(arguments: list[str]) -> None:
+    with open("/dev/full", "wb") as full:
+        expected = (1, b"llamac: error: standard output: No space left on device\n")
+        assert writing_to(full.fileno(), *arguments) == expected
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_an_error_of_one_line(tiny_llama: Path, tmp_path: Path) -> None:
     expected = (1, b"llamac: error: standard output: No space left on device\n")
     quick = ("--prompt", "1", "--decode", "0", "--rounds", "1", "--threads", "1")

@@ -293,7 +293,7 @@ def test_inspect_describes_rope_tokenizer_and_probes(llamac_command: Command, tm
         assert "probes      none\n" in text
         assert "tokenizer   none; " in text
     facts, text = facts_of(write_model(tmp_path / "plain.bin", checkpoint(llama_config())))
-    assert "rope        unknown scaling; one table; 8 dimensions, factor 1\n" in text
+    assert "rope        one table; 8 dimensions, factor 1\n" in text
 
 
 def test_inspect_shows_models_with_a_damaged_tokenizer(llamac_command: Command, tmp_path: Path) -> None:

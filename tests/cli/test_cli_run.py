@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from vocab_samples import llama2c_file
 import llamac
 from builders import byte_ids, checkpoint, llama_config, script_checkpoint, write_model
 from commands import GREEDY, Command, Result
+from llamac.cli import run
 from llamac.engine.sampling.sampler import Sampler
 from openmp import up_to
 
@@ -224,6 +226,23 @@ def test_sampling_values_are_checked_before_the_model_is_opened(llamac_command: 
 FIGURES = (
     r"prompt 2 tokens, [\d.]+ tok/s \| decode 9 tokens, [\d.]+ tok/s \| first token after \d+ ms \| length \| seed 7\n"
 )
+
+
+def test_the_time_to_the_first_token_has_no_wait_for_a_pipe(
+    llamac_command: Command, script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, waited = time.perf_counter, 0
+
+    def wait(*_: object) -> str:
+        nonlocal waited
+        waited += 1000
+        return "h"
+
+    monkeypatch.setattr(time, "perf_counter", lambda: clock() + waited)
+    monkeypatch.setattr(run, "read_prompt", wait)
+    found = re.search(r"first token after (\d+) ms", llamac_command("run", script, "-n", 9).err)
+    assert found is not None
+    assert int(found[1]) < 1_000_000
 
 
 def test_statistics_are_one_line_on_stderr(llamac_command: Command, script: Path) -> None:
