@@ -75,7 +75,7 @@ def add_arguments(parser: Parser) -> None:
     parser.operand_hint = "; a system message follows --system"
     add_model(parser, models.CHAT)
     group = parser.add_argument_group("conversation")
-    group.add_argument("--system", metavar="TEXT", help="begin with this system message")
+    group.add_argument("--system", action="once", metavar="TEXT", help="begin with this system message")
     add_prompt_cache(group)
     group.add_argument("--load", metavar="FILE", help="continue a conversation that /save wrote")
     add_reasoning(group)
@@ -253,7 +253,7 @@ class _Chat:
     def _set(self, argument: str) -> None:
         if not argument:
             for name, value in self._conversation.settings().items():
-                _note(f"{name} {value}")
+                _note(f"{name} {', '.join(map(repr, value)) if isinstance(value, tuple) else value}")
             return
         name, _, value = argument.partition(" ")
         if not value.strip():

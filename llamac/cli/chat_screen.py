@@ -142,7 +142,6 @@ class Block:
 
     def _add(self, text: str) -> None:
         from rich.live import Live
-        from rich.markdown import Markdown
 
         whole, self._text = split_blocks(self._text + text)
         if self._live is None:
@@ -150,20 +149,30 @@ class Block:
             self._live.start()
         if whole:
             self._live.update("")
-            self._live.console.print(Markdown(whole))
+            self._live.console.print(_markdown(whole))
             self._live.console.print()
-        self._live.update(Markdown(self._text))
+        self._live.update(_markdown(self._text))
 
     def _end(self) -> None:
-        from rich.markdown import Markdown
-
         if self._live is not None:
             self._live.update("")
             self._live.stop()
             self._live = None
         if self._text.strip():
-            self._console.print(Markdown(self._text))
+            self._console.print(_markdown(self._text))
         self._text = ""
+
+
+def _markdown(text: str) -> Any:
+    """Markdown whose lines end where those of the text do: models write verses and lists without its marks."""
+    from rich.markdown import Markdown
+
+    found = Markdown(text)
+    for token in found.parsed:
+        for part in token.children or ():
+            if part.type == "softbreak":
+                part.type = "hardbreak"
+    return found
 
 
 @contextlib.contextmanager

@@ -151,7 +151,7 @@ def test_settings_are_changed_and_shown(llamac_command: Command, model: Path) ->
     done = llamac_command("chat", model, "--seed", 5, stdin=typed)
     assert len(done.out.strip()) == 2
     shown = [line for line in done.err.splitlines() if not line.startswith("llamac: ")]
-    assert shown == ["max_tokens 2", "temperature 0.0", "seed 5", "stop ('d',)", "temperature 0.0", "seed 5"]
+    assert shown == ["max_tokens 2", "temperature 0.0", "seed 5", "stop 'd'", "temperature 0.0", "seed 5"]
 
 
 def test_a_saved_conversation_continues(llamac_command: Command, model: Path, tmp_path: Path) -> None:
@@ -317,6 +317,16 @@ def test_ctrl_c_while_a_block_is_drawn_leaves_each_line_once(write: int) -> None
     block.end()
     words = " ".join(screen_of(shown.getvalue().replace("\n", "\r\n"))).split()
     assert words == added.split()
+
+
+def test_markdown_keeps_the_ends_of_lines() -> None:
+    console = pytest.importorskip("rich.console")
+    shown = io.StringIO()
+    block = Block(console.Console(file=shown, force_terminal=True, width=40, highlight=False))
+    block.add("Colors:\n• *red*\n• blue\n\n> sun\n> moon\n")
+    block.end()
+    lines = [re.sub(r"\x1b\[[\d;]*m", "", line) for line in screen_of(shown.getvalue().replace("\n", "\r\n"))]
+    assert [line.strip(" ▌") for line in lines if line] == ["Colors:", "• red", "• blue", "sun", "moon"]
 
 
 class InterruptedFile(io.StringIO):
