@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 
-from builders import byte_ids, script_checkpoint, write_model
+from builders import SCRIPT_TEMPLATE, byte_ids, script_checkpoint, write_model
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 STOP = 2  # a token
 ANSWER = "Some **bold** text and more of it."
-TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}{# <tool_call> {{ tools }} #}"
 Serve = Callable[..., Any]  # the fixture `visit`
 PATIENCE_MS = 60_000  # only a hang takes so long
 
@@ -51,7 +50,7 @@ CONTRAST = """() => {
 }"""
 
 
-def scripted(folder: Path, text: str, template: str = TEMPLATE) -> Path:
+def scripted(folder: Path, text: str, template: str = SCRIPT_TEMPLATE) -> Path:
     """A model that answers "?" with a text. The second likeliest token is always "q"."""
     script = [*byte_ids("?" + text), STOP]
     made = script_checkpoint(script, context=max(128, len(script) + 64), stop_ids=[STOP], second=byte_ids("q")[0])

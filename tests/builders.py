@@ -146,6 +146,11 @@ def write_llama2c_v0(path: Path) -> Path:
     return path
 
 
+# A script continues what stands at a position, so tools must not make the prompt longer. This template's code says that
+# it reads them, and its prompts do not show otherwise, because they change the words of llamac's probes.
+SCRIPT_TEMPLATE = "{% for m in messages %}{{ m.content | upper }}{% endfor %}{# <tool_call> {{ tools }} #}"
+
+
 def script_checkpoint(
     script: Sequence[int], *, stop_ids: Sequence[int] = (), context: int = 64, second: int | None = None
 ) -> Checkpoint:

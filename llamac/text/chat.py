@@ -7,7 +7,6 @@ chat_process.py renders them in a separate process with limits on time, memory a
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,6 +14,7 @@ from llamac.arguments import StrPath, file_path, wrong_type
 from llamac.errors import ArgumentError, ArgumentTypeError, ChatTemplateError
 from llamac.text.marks import Marks
 from llamac.text.template_files import DEFAULT, read_templates
+from llamac.text.template_probe import probe_of
 
 if TYPE_CHECKING:
     from llamac.text.chat_runs import FindSpecial, PromptRun
@@ -25,13 +25,8 @@ WITH_TOOLS = "tool_use"  # the name of the template for conversations with tools
 MAX_DEPTH = 100  # of nested lists and dicts in a template's variables
 # The fields of a message that can have the model's reasoning. Templates read the first two.
 REASONING = ("reasoning_content", "thinking", "reasoning")
-# A loop over the parts of a message's content, and a test of its type.
-_PARTS = re.compile(r"\bfor\s+\w+\s+in\s+\w+(?:\.content\b|\[\s*['\"]content['\"]\s*\])")
-# A test of a content that OpenAI's API has beside calls: none, or a text.
-_NONE_TEST = re.compile(r"\bcontent(?:['\"]\s*\])?\s+is\s+(?:not\s+)?none\b")
 # What gpt-oss's template says about a message with calls: it writes one of the two as the reasoning.
 _NOT_BOTH = "Cannot pass both content and thinking"
-_TYPE_TEST = re.compile(r"\bis\s+(?:not\s+)?(?:string|iterable|sequence|mapping)\b")
 TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # marks the end of the message to continue; the same as in transformers
 
 
@@ -190,9 +185,8 @@ class ChatTemplate:
     ) -> _Request:
         text = self.choose(template, tools=tools is not None)
         marks = Marks()
-        chat = _messages(marks.placed(messages), text)
-        if _PARTS.search(text) and not _TYPE_TEST.search(text):
-            chat = [_in_parts(message) for message in chat]
+        probe = probe_of(text, self.special_tokens)
+        chat = [probe.adapted(message) for message in _messages(marks.placed(messages), text)]
         field = continue_final_message if isinstance(continue_final_message, str) else "content"
         continued = _tag_last(chat, text, field) if continue_final_message else None
         given = {
@@ -239,23 +233,15 @@ def _messages(messages: object, template: str) -> list[dict[Any, Any]]:
         reasoning = next((message[name] for name in REASONING if name in message), None)
         if reasoning is not None:
             chat[index] = {"thinking": reasoning, **message, REASONING[0]: reasoning}
-    return [_beside_calls(message, template) if message.get("tool_calls") else message for message in chat]
+    return [_with_one_text(message) if _NOT_BOTH in template else message for message in chat]
 
 
-def _beside_calls(message: dict[Any, Any], template: str) -> dict[Any, Any]:
-    """A message with calls, with the content that its template accepts beside them."""
+def _with_one_text(message: dict[Any, Any]) -> dict[Any, Any]:
+    """A message with calls without a content beside its reasoning, which the template would refuse."""
     content, thinking = message.get("content"), message.get("thinking")
-    if not content:
-        return {**message, "content": None} if _NONE_TEST.search(template) else message
-    if _NOT_BOTH in template and isinstance(content, str) and isinstance(thinking, str) and thinking:
+    if message.get("tool_calls") and all(isinstance(text, str) and text for text in (content, thinking)):
         return {**message, "content": "", "thinking": f"{thinking}\n{content}"}
     return message
-
-
-def _in_parts(message: dict[Any, Any]) -> dict[Any, Any]:
-    """A message with its content as a list of parts, for a template that does not read texts."""
-    content = message.get("content")
-    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
 def _tag_last(chat: list[dict[Any, Any]], template: str, field: str) -> str:

@@ -34,6 +34,11 @@ def render(template: str, variables: dict[str, Any], seconds: float = SECONDS, c
     return str(_ask(template, variables, None, seconds, characters)["text"])
 
 
+def try_render(template: str, variables: dict[str, Any]) -> str:
+    """Like `render`, but "" if the template fails or refuses the variables."""
+    return str(_answer(template, variables, None, SECONDS, MAX_CHARACTERS).get("text", ""))
+
+
 def render_tracked(
     template: str,
     variables: dict[str, Any],
@@ -81,14 +86,22 @@ def _ask(
     template: str, variables: dict[str, Any], trusted: list[str] | None, seconds: float, characters: int
 ) -> dict[str, Any]:
     """Send a request to the worker. Returns its answer, or raises the error that it reports."""
+    answer = _answer(template, variables, trusted, seconds, characters)
+    if "text" not in answer:
+        raise ChatTemplateError(_message(answer))
+    return answer
+
+
+def _answer(
+    template: str, variables: dict[str, Any], trusted: list[str] | None, seconds: float, characters: int
+) -> dict[str, Any]:
+    """Send a request to the worker. Returns its answer, which can be a failure of the template."""
     data = WORKER.ask((template, variables, trusted, characters), seconds, 6 * characters + MAX_CHARACTERS)
     answer = json.loads(data.decode("utf-8", "surrogatepass"))
     if not isinstance(answer, dict):
         raise WORKER.bad_answer()
     if answer.get("kind") == "MemoryError":
         WORKER.stop()
-    if "text" not in answer:
-        raise ChatTemplateError(_message(answer))
     return answer
 
 

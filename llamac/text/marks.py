@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -36,6 +36,15 @@ class MarkedText(str):
         self = str.__new__(cls, "".join(text for text, _ in found))
         self.pieces = found
         return self
+
+    @classmethod
+    def joined(cls, between: str, texts: Sequence[str]) -> MarkedText:
+        """Join texts, some of which can have parts that count as the template's."""
+        found: list[tuple[str, bool]] = []
+        for text in texts:
+            found += [(between, False)] if found else []
+            found += text.pieces if isinstance(text, MarkedText) else [(text, False)]
+        return cls(found)
 
 
 class Marks:

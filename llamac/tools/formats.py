@@ -495,11 +495,6 @@ def format_named(name: str) -> Format:
     return FORMATS[name]
 
 
-def reads_tools(template: str) -> bool:
-    """Whether the code of a chat template reads the tools."""
-    return "tools" in template
-
-
 def detect(template: str) -> Format | None:
     """The format that the code of a chat template reveals; None if it has none that is known."""
     for each in FORMATS.values():

@@ -53,7 +53,6 @@ NAMES: tuple[str, ...] = (
 NAMES += ("ft:gpt-4o-mini:acemeco:suffix:abc123", "gpt-4o-mini", "model", "model_id")
 SEED = 1  # of SmolLM2's draws
 ANSWER = '?<think>two</think>three\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
-TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}{# <tool_call> {{ tools }} #}"
 ONE_LOOP = (
     "asyncio_mode=auto",
     "asyncio_default_test_loop_scope=session",
@@ -362,10 +361,10 @@ def smollm2() -> Path:
 def tiny(work: Path) -> Path:
     """A model with few weights that always answers with a thought, a text and a call."""
     sys.path.insert(0, str(ROOT / "tests"))
-    from builders import byte_ids, script_checkpoint, write_model
+    from builders import SCRIPT_TEMPLATE, byte_ids, script_checkpoint, write_model
 
     made = script_checkpoint([*byte_ids(ANSWER), 2], context=128, stop_ids=[2])
-    made.chat_template = TEMPLATE
+    made.chat_template = SCRIPT_TEMPLATE
     return Path(write_model(work / "tiny.bin", made, generation={"temperature": 0}))
 
 

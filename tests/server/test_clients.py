@@ -10,12 +10,11 @@ import pytest
 
 pytest.importorskip("uvicorn")
 
-from builders import byte_ids, script_checkpoint, write_model
+from builders import SCRIPT_TEMPLATE, byte_ids, script_checkpoint, write_model
 from http_server import Running, running
 
 STOP = 2  # a token
 ANSWER = '?<think>two</think>three\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
-TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}{# <tool_call> {{ tools }} #}"
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}}}
 ASK: list[Any] = [{"role": "user", "content": "?"}]
 
@@ -23,7 +22,7 @@ ASK: list[Any] = [{"role": "user", "content": "?"}]
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     made = script_checkpoint([*byte_ids(ANSWER), STOP], context=256, stop_ids=[STOP])
-    made.chat_template = TEMPLATE
+    made.chat_template = SCRIPT_TEMPLATE
     path = write_model(tmp_path_factory.mktemp("clients") / "script.bin", made, generation={"temperature": 0})
     with running(path) as served:
         yield served

@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("uvicorn")
 pytest.importorskip("httpx")
 
-from builders import byte_ids, script_checkpoint, write_model
+from builders import SCRIPT_TEMPLATE, byte_ids, script_checkpoint, write_model
 from http_server import ENDLESS, PATIENCE, Running, running
 from waiting import wait_until
 
@@ -243,8 +243,7 @@ def test_characters_are_never_split_between_events(tmp_path: Path) -> None:
 def test_tool_calls_are_streamed_as_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     call = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": "x"}}\n</tool_call>'
     tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
-    template = "{% for m in messages %}{{ m.content }}{% endfor %}{# <tool_call> {{ tools }} #}"
-    with running(script(tmp_path, "?" + call, template)) as served:
+    with running(script(tmp_path, "?" + call, SCRIPT_TEMPLATE)) as served:
         body = {"messages": [{"role": "user", "content": "?"}], "tools": [tool], "seed": 1}
         whole = served.post(CHAT, body).json()["choices"][0]
         assert whole["finish_reason"] == "tool_calls", whole

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("uvicorn")
 pytest.importorskip("httpx")
 
-from builders import byte_ids, script_checkpoint, write_model
+from builders import SCRIPT_TEMPLATE, byte_ids, script_checkpoint, write_model
 from http_server import Running, running
 from llamac.guided.guides import Json
 from llamac.openai.errors import InvalidRequestError
@@ -28,13 +28,12 @@ TOOL: dict[str, Any] = {
     "description": "Adds.",
     "input_schema": {"type": "object", "properties": {"a": {}}},
 }
-TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}{# <tool_call> {{ tools }} #}"
 
 
 def script(folder: Path, answer: str) -> Path:
     """A model that gives this answer, the first character of which is the question."""
     made = script_checkpoint([*byte_ids(answer), STOP], context=256, stop_ids=[STOP])
-    made.chat_template = TEMPLATE
+    made.chat_template = SCRIPT_TEMPLATE
     return write_model(folder / "script.bin", made, generation={"temperature": 0})
 
 

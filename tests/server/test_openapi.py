@@ -14,7 +14,7 @@ pytest.importorskip("jsonschema")
 
 import jsonschema
 
-from builders import byte_ids, script_checkpoint, write_model
+from builders import SCRIPT_TEMPLATE, byte_ids, script_checkpoint, write_model
 from http_server import Running, running
 from llamac.engine.sampling.params import CHECKS, SamplingParams
 from llamac.engine.sampling.schemas import NOT_JSON
@@ -31,7 +31,6 @@ from llamac.server.settings import Settings
 
 STOP = 2  # a token
 ANSWER = '?<think>two</think>three\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
-TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}{# <tool_call> {{ tools }} #}"
 ASK = [{"role": "user", "content": "?"}]
 FUNCTION = {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
 CHAT_TOOLS = [{"type": "function", "function": FUNCTION}]
@@ -43,7 +42,7 @@ DOCUMENT = document(["tiny"], has_keys=False)
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     made = script_checkpoint([*byte_ids(ANSWER), STOP], context=256, stop_ids=[STOP])
-    made.chat_template = TEMPLATE
+    made.chat_template = SCRIPT_TEMPLATE
     path = write_model(tmp_path_factory.mktemp("openapi") / "script.bin", made, generation={"temperature": 0})
     with running(path) as served:
         yield served

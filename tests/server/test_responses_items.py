@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("uvicorn")
 pytest.importorskip("httpx")
 
-from builders import byte_ids, script_checkpoint, write_model
+from builders import SCRIPT_TEMPLATE, byte_ids, script_checkpoint, write_model
 from http_server import Running, running
 from llamac.guided.guides import Json
 from llamac.openai.errors import InvalidRequestError
@@ -20,14 +20,13 @@ from llamac.server.responses_request import translate
 PATH = "/v1/responses"
 STOP = 2  # a token
 ANSWER = '?<think>two</think>three\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
-TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}{# <tool_call> {{ tools }} #}"
 TOOL = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {"a": {}}}, "strict": None}
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     made = script_checkpoint([*byte_ids(ANSWER), STOP], context=256, stop_ids=[STOP])
-    made.chat_template = TEMPLATE
+    made.chat_template = SCRIPT_TEMPLATE
     path = write_model(tmp_path_factory.mktemp("responses") / "script.bin", made, generation={"temperature": 0})
     with running(path) as served:
         yield served

@@ -460,8 +460,8 @@ def test_a_template_that_reads_only_parts_of_contents_gets_parts() -> None:
     )
     assert template.render(HI, continue_final_message=True) == "Hi"
     assert [run.text for run in template.render_runs(HI, ["<b>"])] == ["Hi:"]
-    both = "{% if messages[0].content is string %}s{% endif %}" + PARTS
-    assert ChatTemplate(both).render(HI) == "s:"  # it also reads texts, so it gets what was given
+    both = "{% if messages[0].content is string %}{{ messages[0].content }}!{% endif %}" + PARTS
+    assert ChatTemplate(both).render(HI) == "Hi!:"  # it also reads texts, so it gets what was given
 
 
 def test_the_template_of_a_model_with_images_is_read_from_a_file_of_its_own(tmp_path: Path) -> None:

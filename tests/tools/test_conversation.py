@@ -223,9 +223,10 @@ def test_a_message_without_calls_has_no_list_of_them(calls: Any) -> None:
         assert ready([{**message, "tool_calls": calls}], template, None) == [message]
 
 
-JOINING = "'<sep>' + tool_calls['function']['arguments'] + '<end>'"
-PIPED = "'<sep>' + tool_calls['function']['arguments'] | tojson + '<end>'"
-TESTING = "{% if tool_calls.arguments is string %}"
+EACH_CALL = "{% for m in messages %}{{ m.content }}{% for call in m.tool_calls %}ARGUMENTS{% endfor %}{% endfor %}"
+JOINING = EACH_CALL.replace("ARGUMENTS", "{{ '<sep>' + call['function']['arguments'] + '<end>' }}")
+PIPED = EACH_CALL.replace("ARGUMENTS", "{{ '<sep>' + call['function']['arguments'] | tojson + '<end>' }}")
+TESTING = EACH_CALL.replace("ARGUMENTS", "{% set a = call.function.arguments %}{{ a if a is string else a | tojson }}")
 
 
 @pytest.mark.parametrize("missing", [{}, {"arguments": None}, {"arguments": ""}, {"arguments": " \n"}])
@@ -267,21 +268,25 @@ def test_a_template_that_refuses_content_beside_reasoning_gets_both_as_reasoning
     template = (
         "{% for m in messages %}{% if m.tool_calls and m.content and m.thinking %}"
         '{{ raise_exception("Cannot pass both content and thinking in an assistant message with tool calls!") }}'
-        "{% endif %}[{{ m.thinking }}|{{ m.content }}]{% endfor %}"
+        "{% endif %}[{{ m.thinking }}|{{ m.content }}]{% for call in m.tool_calls %}{{ call.function.arguments }}"
+        "{% endfor %}{% endfor %}"
     )
     said = {"role": "assistant", "content": "I look.", "reasoning_content": "hm"}
     both: Any = [{**said, "tool_calls": [call]}]
-    assert ChatTemplate(template).render(ready(both, template, None)) == "[hm\nI look.|]"
+    assert ChatTemplate(template).render(ready(both, template, None)) == "[hm\nI look.|]{}"
     assert ChatTemplate(template).render(ready([said], template, None)) == "[hm|I look.]"
 
 
 def test_what_a_user_adds_to_a_result_is_in_the_same_message_where_roles_must_alternate() -> None:
     talk = [*TALK, {"role": "user", "content": [{"type": "text", "text": "And"}, {"type": "text", "text": "now?"}]}]
-    refusing = "{{ raise_exception('Conversation roles must alternate') }} {{ message.text }}"
+    refusing = (
+        "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+        "{{ raise_exception('Conversation roles must alternate') }}{% endif %}{{ m.content }}{% endfor %}"
+    )
     found: Any = ready(talk, refusing, None)
     assert [message["role"] for message in found] == ["user", "assistant", "user"]
     assert found[-1]["content"] == "<tool_response>\nsunny\n</tool_response>\nAnd\nnow?"
-    assert len(ready(talk, "{{ message.text }}", None)) == 4
+    assert len(ready(talk, ANY_ROLE, None)) == 4
 
 
 def test_parts_are_joined_with_what_is_added_to_them() -> None:
@@ -321,7 +326,10 @@ def test_results_in_a_row_are_one_message_and_tools_follow_the_system_message() 
 
 def test_tools_stand_in_the_first_message_where_a_template_refuses_system_messages() -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
-    refusing = "{{ raise_exception('System role not supported') }}"
+    refusing = (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('System role not supported') }}"
+        "{% endif %}{{ m.content }}{% endfor %}"
+    )
     for template, roles in ((refusing, ["user", "assistant", "user"]), ("", ["system", "user", "assistant", "user"])):
         found: Any = prepared(TALK, template, tools)
         assert [message["role"] for message in found] == roles

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from llamac.errors import ArgumentError, ArgumentTypeError
-from llamac.tools.formats import FORMATS, PLAIN, Format, detect, format_named, is_tag, reads_tools
+from llamac.tools.conversation import describes_tools
+from llamac.tools.formats import FORMATS, PLAIN, Format, detect, format_named, is_tag
 from llamac.tools.functions import parameters_of, tool_list
 from llamac.tools.message import Delta, Message
 from llamac.tools.parser import PROMPT_TAIL, MessageParser
@@ -141,9 +142,11 @@ def format_of(model: ModelFile, name: str | None, template: str, *, has_tools: b
         return format_named(name)
     if model.response_format is not None:
         return model.response_format
-    if has_tools and not reads_tools(template):
+    assert model.chat_template is not None
+    found = detect(template)
+    if found is None and has_tools and describes_tools(template, model.chat_template.special_tokens):
         return FORMATS["gemma" if "<start_of_turn>" in template else "hermes"]
-    return detect(template)
+    return found
 
 
 def reading_of(

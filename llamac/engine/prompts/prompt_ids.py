@@ -135,7 +135,7 @@ def template_arguments(model: ModelFile, messages: Any, options: Mapping[str, An
     if given.get("tools") is not None:
         given["tools"] = tool_list(given["tools"])
     template = model.chat_template.choose(given.get("template"), tools=given.get("tools") is not None)
-    return prepared(messages, template, given.get("tools")), given
+    return prepared(messages, template, given.get("tools"), model.chat_template.special_tokens), given
 
 
 def tokenize_runs(model: ModelFile, runs: Iterable[PromptRun]) -> list[int]:
