@@ -110,6 +110,16 @@ class TemplateProbe:
         return "tool_calls" in self._template and (not self.is_known or self._call is not None)
 
     @functools.cached_property
+    def splits_calls(self) -> bool:
+        """Whether the template refuses or drops several calls of a message, but writes those of several messages."""
+        if self._call is None:
+            return False
+        one = _with_call(self._call)
+        other = json.loads(json.dumps(one).replace(_SIXTH, _FIFTH))
+        together = {**one, "tool_calls": [*one["tool_calls"], *other["tool_calls"]]}
+        return not self._keeps([_ASKED, together]) and self._keeps([_ASKED, one, other])
+
+    @functools.cached_property
     def arguments_form(self) -> ArgumentsForm:
         """How the template reads the arguments of calls."""
         if self._call is None:

@@ -210,8 +210,13 @@ def _with_calls_read(
         message = _with_arguments(message, probe.arguments_form)
         if place == "message before":
             yield {key: value for key, value in message.items() if key != "tool_calls"}
-            message = {key: value for key, value in message.items() if key in ("role", "tool_calls")}
-        yield message
+            message = {"role": message["role"], "tool_calls": message["tool_calls"]}
+        calls = message["tool_calls"]
+        if isinstance(calls, list) and len(calls) > 1 and probe.splits_calls:
+            yield {**message, "tool_calls": calls[:1]}
+            yield from ({"role": message["role"], "tool_calls": [call]} for call in calls[1:])
+        else:
+            yield message
 
 
 def _with_results_read(messages: Iterable[Mapping[str, Any]], probe: TemplateProbe) -> list[Mapping[str, Any]]:

@@ -89,6 +89,18 @@ def test_calls_are_text_where_a_template_refuses_a_second_message_for_them() -> 
     assert prompt(template, [USER, called("")]) == '[user]U[assistant]<weather>{"city": "Oslo"}'
 
 
+def test_several_calls_are_several_messages_where_a_template_accepts_only_one() -> None:
+    """Llama 3's templates do, but a model can write more."""
+    single = "{% if m.tool_calls | length > 1 %}{{ raise_exception('one call') }}{% endif %}"
+    template = beside("writes one of the two").replace("{% if m.tool_calls %}", "{% if m.tool_calls %}" + single)
+    other = {**CALL, "function": {"name": "time", "arguments": "{}"}}
+    written = prompt(template, [USER, {**called("T"), "tool_calls": [CALL, other]}, RESULT])
+    calls = '[assistant]<weather>{"city": "Oslo"}[assistant]<time>{}'
+    assert written == f"[user]U[assistant]T{calls}[tool]rain!"
+    written = prompt(beside("writes one of the two"), [USER, {**called(""), "tool_calls": [CALL, other]}, RESULT])
+    assert written == f"[user]U{calls.replace('}[assistant]', '}')}[tool]rain!"
+
+
 # ---- tools
 
 DEEPSEEK = (
