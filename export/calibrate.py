@@ -71,6 +71,8 @@ class InputSource(NamedTuple):
     """The stage that a matrix's inputs come from.
 
     Attributes:
+        stage: A key of STAGES, or "output_norm", which is of no layer.
+        layer: The layer's number.
         expert: The expert whose rows count; ALL_ROWS; SHARED, for the hidden values of the shared expert; or
             OF_STATE, for the results of Mamba 2, which follow those of attention.
     """

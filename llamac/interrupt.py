@@ -101,7 +101,7 @@ def interruptible(
         task: The task. It must release the GIL.
         cancel: Makes the task end soon; an interruption waits for that. None: an interrupted task runs to its end in
             the background, unless it still waits for others of its kind. It must not begin another one itself.
-        check: Raises an error to interrupt the task, like Ctrl-C. It is called every 40 ms.
+        check: Raises an error to interrupt the task, like Ctrl-C. It is called every `WAIT_S` seconds.
 
     Returns:
         The task's result. Exceptions of the task and of `check`, and KeyboardInterrupt, are raised.

@@ -62,6 +62,7 @@ class Arguments:
         max_prompt: The most tokens of a prompt; None: what fits the context.
         timeout: Seconds in which a request must be answered; None: no limit.
         page: Whether there is a web page at `/`.
+        device: Where the model is computed: only "cpu" is accepted.
     """
 
     model: str = models.CHAT

@@ -35,7 +35,8 @@ class Connections:
         header_seconds: Seconds in which the header of a request must arrive.
         send_seconds: Seconds in which a client must read what was sent.
         metrics: Counts requests that never reach an endpoint.
-        all: All open connections; the idle ones are in order, longest idle first.
+        all: All open connections.
+        idle: Those without a request, as keys: longest idle first.
     """
 
     most: int

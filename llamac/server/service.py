@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from llamac.server.call import Call
     from llamac.server.settings import Settings
 
-# Threads of each kind. Long conversions share `interrupt.MOST_UNSTOPPABLE` more, and leave some of them to requests.
+# Threads of each kind. Long conversions share `interrupt.MAX_UNSTOPPABLE` more, and leave some of them to requests.
 SUBMITTING, COMPUTING = 4, 2
 
 

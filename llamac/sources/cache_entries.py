@@ -12,8 +12,10 @@ class Entry:
     """A model in the cache.
 
     Attributes:
+        key: The name of its files in the cache, without their endings.
         source: The path or hub name it was converted from.
         dtype: The number format of most of its matrices.
+        bytes: Bytes of its file, or of the part that is written.
         used: Time of the last use, in seconds since 1970.
         problem: Why it will never be used, or None.
     """
@@ -38,6 +40,7 @@ class Removal:
     Attributes:
         what: A model's source, a note's subject, or a file's name.
         reason: Empty if the user named the model.
+        bytes: Bytes that it occupied.
     """
 
     what: str
