@@ -16,9 +16,10 @@ struct panels { void *by_input[N_INPUT_TYPES]; float *lora_projected[MAX_CONSUME
 // one chunk, the keys and values of all rows are therefore stored before the attention of any row.
 enum part { PART_ALL, PART_KEYS, PART_QUERIES };   // keys: only keys and values; queries: all but keys and values
 
-// A chunk of an eval.
+// An eval, and the chunk of it that is being computed: the fields from `rows` to `logits`.
 struct eval {
     struct llamac_session *session;
+
     const llamac_row *rows;               // (n_rows)
     // (n_rows): the keys and values of a draft are stored in all branches that contain it, from its row's sequence to
     // this one. NULL: the rows are not drafts.
@@ -27,6 +28,7 @@ struct eval {
     int first_row, first_wanted;          // number of rows before this chunk, and of those that want logits
     int n_wanted;                         // number of rows of this chunk that want logits
     float *logits;                        // (n_wanted, vocab_size)
+
     const llamac_observation *observations;
     int n_observations;
     const float *inputs;                  // (rows of all chunks, dim), or NULL: embeddings; for drafters and MTP
