@@ -119,8 +119,6 @@ static void rotate_and_store(const struct worker *w, int l, int head, int row) {
 
 // ---- queries
 
-enum { PAUSE_ADDS = 1 << 26 };   // approximate multiply-adds of a thread between two pauses: a few milliseconds
-
 // Queries [first, last) of a run for one KV head, ordered by row, then by head of the group: the input of one `attend`.
 struct tile { struct run run; int head, first, last, index, count; };
 
@@ -329,7 +327,7 @@ static int tiles_per_pause(const struct eval *e, int layer, int limit) {
     int positions = 0;
     for (int r = 0; r < e->n_rows; r++) positions = max_int(positions, visible_end(e, layer, r));
     const int64_t adds = (int64_t)2 * limit * positions * layer_of(e, layer)->heads.dim;
-    return (int)(PAUSE_ADDS / adds) + 1;
+    return (int)(PAUSE_ADDS_ATTENTION / adds) + 1;
 }
 
 void attention_store(const struct worker *w, int layer) {

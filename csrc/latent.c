@@ -40,8 +40,6 @@ static struct matrix head_matrix(const struct head_products *p, int head) {
     return m;
 }
 
-enum { PAUSE_ADDS = 1 << 27 };   // minimum multiply-adds of a thread between two pauses: a few milliseconds
-
 // Multiplies this thread's strips. Each thread packs its own inputs if there are few rows. Otherwise the threads divide
 // the packing and meet at a barrier. The caller's barrier before this separates it from earlier products.
 static void multiply_heads(const struct worker *w, const struct head_products *p) {
@@ -60,7 +58,7 @@ static void multiply_heads(const struct worker *w, const struct head_products *p
     }
     if (!is_redundant(n)) pool_barrier(w->member);   // products read rows that other members have packed
     const int64_t adds = (int64_t)(p->matrix->rows / w->member->count) * columns * n;
-    int pauses = (int)(adds / PAUSE_ADDS);   // the same number for all members
+    int pauses = (int)(adds / PAUSE_ADDS_HEADS);   // the same number for all members
     const int per_pause = ceil_div(own_last - own_first, pauses + 1);
     for (int head = 0; head < p->heads; head++) {
         if (pauses > 0 && head > own_first && head < own_last && (head - own_first) % per_pause == 0)

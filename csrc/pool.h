@@ -38,6 +38,10 @@ void pool_barrier_with(const struct member *member, pool_work *last, void *argum
 // must pass the same pauses and barriers in the same order. Short runs do not pause.
 void pool_pause(const struct member *member);
 
+// Multiply-adds of a member between two pauses, a few milliseconds of each kind of work: chosen, not derived. Products
+// and the heads of latent attention compute at least so many, attention about so many.
+enum { PAUSE_ADDS_PRODUCT = 1 << 28, PAUSE_ADDS_HEADS = 1 << 27, PAUSE_ADDS_ATTENTION = 1 << 26 };
+
 // A process-wide lock for short critical sections of other files. It stays usable in a forked child.
 void pool_lock(void);
 void pool_unlock(void);

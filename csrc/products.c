@@ -164,10 +164,7 @@ void add_branch(const struct worker *w, const float *x, const struct pending_bra
 
 // ---- products
 
-enum {
-    PAUSE_ADDS = 1 << 28,   // minimum multiply-adds of a thread between two pauses: a few milliseconds
-    PIECE_STRIPS = 8,       // a piece of a product has a multiple of this many strips
-};
+enum { PIECE_STRIPS = 8 };   // a piece of a product has a multiple of this many strips
 
 // The work of n strips and m inputs. Runs of few rows are bound by reading weights, others by multiplying.
 static double work_of(const struct worker *w, const struct matrix *matrix, int n, int m) {
@@ -205,7 +202,7 @@ void multiply(const struct worker *w, const struct product *p, const struct pane
     };
     // the number of pieces must be the same for all members
     const int64_t adds = (int64_t)ceil_div(m->rows, w->member->count) * m->columns * x->m;
-    const int pieces = (int)(adds / PAUSE_ADDS) + 1, n = max_int(strips.last - strips.first, 0);
+    const int pieces = (int)(adds / PAUSE_ADDS_PRODUCT) + 1, n = max_int(strips.last - strips.first, 0);
     const int step = (int)round_up((uint64_t)ceil_div(n, pieces), PIECE_STRIPS);
     for (int i = 0; i < pieces; i++) {
         if (i) pool_pause(w->member);
