@@ -62,14 +62,22 @@ struct layer {
     const float *attn_sinks;                                  // (n_heads)
     struct matrix attn_gate;                                  // (n_heads * head_dim, or n_heads; dim)
     const float *attn_gate_bias;
-    struct matrix state_qkv;                                  // (2 key_heads * key_dim + heads * value_dim, dim); Mamba
-                                                              // 2: x, B, C
+    // Of recurrent layers:     Gated DeltaNet            Mamba 2
+    //     state_qkv            q, k, v                   x, B, C
+    //     state_z              the gate of the output    the gate of the output
+    //     state_beta           beta                      none
+    //     state_a              a, from which the decay   dt, from which the step and the decay
+    //     state_out            none: attn_out            the output matrix
+    //     state_dt_bias        is added to a             is added to dt
+    //     state_decay          the rate of the decay     the rate of the decay
+    //     state_skip           none                      the factor of x in the output
+    struct matrix state_qkv;                                  // (2 key_heads * key_dim + heads * value_dim, dim)
     struct matrix state_z;                                    // (heads * value_dim, dim)
-    struct matrix state_beta, state_a;                        // (heads, dim); Mamba 2: a is dt
-    struct matrix state_out;                                  // (dim, heads * value_dim), of Mamba 2
+    struct matrix state_beta, state_a;                        // (heads, dim)
+    struct matrix state_out;                                  // (dim, heads * value_dim)
     const float *state_qkv_bias, *state_z_bias, *state_a_bias, *state_out_bias;
     const float *state_decay, *state_dt_bias;                 // (heads)
-    const float *state_skip;                                  // (heads), of Mamba 2
+    const float *state_skip;                                  // (heads)
     const float *state_norm;                                  // (value_dim); Mamba 2: (heads * value_dim)
     struct matrix conv_in;                                    // (3 dim, dim), of a short convolution
     const float *conv_in_bias;

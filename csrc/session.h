@@ -88,7 +88,8 @@ struct scratch {
     float *latent_heads;      // (rows, query_width or mix_width): q before attn_k_b, later what attn_v_b gives
     float *conv_in, *conv_out;        // (rows, channels): before and after the convolution
     float *state_z;                   // (rows, width of v), or the products of a short convolution
-    float *state_beta, *state_decay;  // (rows, state_heads)
+    float *state_beta, *state_decay;  // (rows, state_heads): of the delta rule beta, and its a that becomes the decay;
+                                      // of Mamba 2 the step, and dt that becomes the decay
 
     float *state_inputs;      // (rows, 2 states_dim): embeddings and hidden states; of an EAGLE-3 head (rows, 2 dim),
                               // and before that (rows, 3 trunk_dim), if it norms its states
