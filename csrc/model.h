@@ -38,6 +38,8 @@ struct layer {
     struct matrix attn_q;                                     // (n_heads * head_dim, dim); latent: (query_width, dim),
                                                               // or (query_width, q_lora_rank)
     struct matrix attn_k, attn_v;                             // (n_kv_heads * head_dim, dim)
+    // The output matrix of the layer's mixer: attention, delta net or short convolution. Layers with both attention and
+    // Mamba 2 need a second one, state_out.
     struct matrix attn_out;                                   // (dim, n_heads * head_dim), (dim, mix_width), or
                                                               // (dim, recurrent_width)
     const float *attn_q_bias, *attn_k_bias, *attn_v_bias, *attn_out_bias;
