@@ -33,8 +33,9 @@ static void clamp_branches(const struct kernels *kernels, const struct layer_rec
 // Computes gate, up and the activation of this thread's columns. The result overwrites up (m, ffn_dim). Unless `down`
 // is NULL, the result is also packed into `down` as input of the next product. weights: (m), factors of gate and up; or
 // NULL. No barrier.
-static void hidden(const struct worker *w, const struct layer_record *record, const struct ffn_weights *ffn,
-                   const struct panels *x, float *gate, float *up, const struct panels *down, const float *weights) {
+static void ffn_activations(const struct worker *w, const struct layer_record *record, const struct ffn_weights *ffn,
+                            const struct panels *x, float *gate, float *up, const struct panels *down,
+                            const float *weights) {
     const struct llamac_session *s = w->eval->session;
     const int gated = ffn->gate.data != NULL, dim = ffn->up.rows, activation = (int)s->model->config->activation;
     const struct product gate_product = { .matrix = &ffn->gate, .consumer = 0, .bias = ffn->gate_bias, .y = gate },
@@ -182,8 +183,8 @@ void experts_hidden(const struct worker *w, int l, const struct panels *inputs) 
         const size_t at = (size_t)pairs.first * layer->record->ffn_dim;
         const struct panels x = panels_of(w, layer->record, pairs, dim);
         const float *weights = layer->record->expert_weights_first ? w->local->pairs.weights + pairs.first : NULL;
-        if (pairs.n) hidden(w, layer->record, &layer->experts[expert], &x, s->scratch.gate + at, s->scratch.up + at,
-                            NULL, weights);
+        if (pairs.n) ffn_activations(w, layer->record, &layer->experts[expert], &x, s->scratch.gate + at,
+                                     s->scratch.up + at, NULL, weights);
     }
 }
 
@@ -307,7 +308,7 @@ static void experts_down(const struct worker *w, int l, float *y, float *x) {
         add_experts(w, layer, y, share);
     }
     float *copy = observer_of(e, LLAMAC_STAGE_FFN, l);
-    if (has_norms) {
+    if (has_norms) {   // the branches of the layer are normed, too (check_ffn): x is NULL
         add_normed(w, layer, s->scratch.shared_out, y, copy);
         return;
     }
@@ -343,8 +344,8 @@ void ffn_hidden(const struct worker *w, int l, const struct panels *inputs) {
     const size_t at = has_experts(layer) ? shared_offset(w, layer->record) : 0;
     const struct panels down = unnormed_panels(w, layer->ffn.up.rows);
     if (layer->ffn.up.data)
-        hidden(w, layer->record, &layer->ffn, inputs, x->gate + at, x->up + at, packs_hidden(w, layer) ? &down : NULL,
-               NULL);
+        ffn_activations(w, layer->record, &layer->ffn, inputs, x->gate + at, x->up + at,
+                        packs_hidden(w, layer) ? &down : NULL, NULL);
 }
 
 void ffn_down(const struct worker *w, int l, float *x, float *branch) {
