@@ -20,6 +20,7 @@ enum extent {
 };
 
 // When a model has a tensor: if all of its conditions hold. OPTIONAL: it may then still lack the tensor.
+// condition_holds decides a condition, and slot_describe_conditions explains it: a new one belongs in both.
 enum condition {
     ALWAYS,   // also the end of a slot's conditions
     OPTIONAL, IF_LAYER_NORM, IF_LEARNED, IF_LONG_ROPE, IF_UNTIED, IF_QK_NORM, IF_ATTN_NORM, IF_FFN_NORM, IF_POST_NORM,
@@ -229,36 +230,47 @@ int slot_is_required(const llamac_slot_iterator *it) {
     return !depends_on(it, (const enum condition[MAX_CONDITIONS]){ OPTIONAL, is_eagle ? OPTIONAL_IN_EAGLE : ALWAYS });
 }
 
+// Moves to the next layer, or to what follows the last one.
+static void advance_layer(llamac_slot_iterator *it) {
+    const struct config *c = config_of(it);
+    const enum group after_layers = c->mtp_layers || c->drafter ? GROUP_DRAFTER : GROUP_LAST;
+    it->group = ++it->layer == c->n_layers + (c->mtp_layers > 0) ? after_layers : GROUP_LAYER;
+}
+
 int slot_advance(llamac_slot_iterator *it) {
     const struct config *c = config_of(it);
     if (it->next < groups[it->group].n) return (int)++it->next;
-    if (it->group == GROUP_LAST ? !c->n_pooled : it->group == GROUP_POOLED && it->table + 1 >= c->n_pooled) return 0;
-    it->next = 1;
     const enum group after_rope = c->n_layers ? GROUP_LAYER : GROUP_LAST;
-    if (it->group == GROUP_FIRST) {
-        it->group = c->n_rope ? GROUP_ROPE : after_rope;
-    } else if (it->group == GROUP_LAST) {
-        it->group = GROUP_POOLED;
-        it->table = 0;
-    } else if (it->group == GROUP_POOLED) {
-        it->table++;
-    } else if (it->group == GROUP_ROPE) {
+    switch ((enum group)it->group) {
+    case GROUP_FIRST: it->group = c->n_rope ? GROUP_ROPE : after_rope; break;   // once
+    case GROUP_ROPE:   // for each table
         if (++it->table == c->n_rope) it->group = after_rope;
-    } else if (it->group == GROUP_LAYER && experts_of(it)) {
-        it->group = GROUP_EXPERT;
-        it->expert = 0;
-    } else if (it->group == GROUP_DRAFTER) {
-        it->group = GROUP_LAST;
-    } else if (it->group == GROUP_LAYER || ++it->expert == experts_of(it)) {
-        const enum group after_layers = c->mtp_layers || c->drafter ? GROUP_DRAFTER : GROUP_LAST;
-        it->group = ++it->layer == c->n_layers + (c->mtp_layers > 0) ? after_layers : GROUP_LAYER;
+        break;
+    case GROUP_LAYER:   // for each layer, which its experts follow
+        if (experts_of(it)) it->group = GROUP_EXPERT, it->expert = 0;
+        else advance_layer(it);
+        break;
+    case GROUP_EXPERT:   // for each expert of the layer
+        if (++it->expert == experts_of(it)) advance_layer(it);
+        break;
+    case GROUP_DRAFTER: it->group = GROUP_LAST; break;   // once
+    case GROUP_LAST:   // once
+        if (!c->n_pooled) return 0;
+        it->group = GROUP_POOLED, it->table = 0;
+        break;
+    case GROUP_POOLED:   // for each pooled layer
+        if (it->table + 1 >= c->n_pooled) return 0;
+        it->table++;
+        break;
     }
+    it->next = 1;
     return 1;
 }
 
 static int condition_holds(const llamac_slot_iterator *it, enum condition condition) {
     const struct config *c = config_of(it);
-    switch (condition) {
+    switch (condition) {   // names all conditions, so that the compiler warns of a missing one
+    case ALWAYS: case OPTIONAL: case OPTIONAL_IN_EAGLE: return 1;
     case IF_LAYER_NORM: return c->norm == NORM_LAYER;
     case IF_LEARNED: return c->position == POSITION_LEARNED;
     case IF_LONG_ROPE: return c->rope_original_context[it->table] > 0;
@@ -306,8 +318,8 @@ static int condition_holds(const llamac_slot_iterator *it, enum condition condit
     case IF_EMBEDDING_NORM: return c->embedding_norm;
     case IF_IN_NORM: return c->eagle_in_norm != EAGLE_IN_NORM_NONE;
     case IF_OUTPUT_IDS: return c->n_clusters > 0 || c->drafter == DRAFTER_EAGLE3;
-    default: return 1;
     }
+    return 1;
 }
 
 int slot_applies(const llamac_slot_iterator *it) {
