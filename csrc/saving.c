@@ -103,6 +103,34 @@ static int copy_state(const struct llamac_session *s, uint8_t *page, uint8_t *ou
     return 0;
 }
 
+// The bytes of one KV head in a page: its keys, then its values.
+static size_t head_bytes(const struct llamac_session *s, const struct kv_group *g) {
+    return kv_keys_bytes(s->kv_dtype, g->head_dim) + kv_values_bytes(s->kv_dtype, g->value_dim);
+}
+
+// Returns a mask of a head's bytes: 0xff for those of the positions [first, last), 0 for the others. All heads of a
+// group store a position in the same bytes. The caller frees the mask.
+//
+// Finds the bytes by storing zeros at the positions, in a head filled with 0x00 and in one filled with 0xff: stored
+// bytes are equal in both. This needs no second description of the layouts, which differ by dtype.
+static uint8_t *mask_of_positions(const struct llamac_session *s, const struct kv_group *g, int first, int last,
+                                  llamac_error *err) {
+    const size_t keys = kv_keys_bytes(s->kv_dtype, g->head_dim), head = head_bytes(s, g);
+    const size_t zeros = round_up((size_t)g->head_dim * sizeof(float), LINE_BYTES);
+    uint8_t *memory = mem_alloc(round_up(2 * head, LINE_BYTES) + zeros, 1, "the stored bytes of a page", err);
+    if (!memory) return NULL;
+    uint8_t *const filled[2] = { memory, memory + head };
+    const float *zero = (const float *)(const void *)(memory + round_up(2 * head, LINE_BYTES));
+    memset(filled[1], 0xff, head);
+    for (int slot = first; slot < last; slot++)
+        for (int i = 0; i < 2; i++) {
+            s->kernels->store_key[s->kv_dtype](filled[i], slot, g->head_dim, zero);
+            s->kernels->store_value[s->kv_dtype](filled[i] + keys, slot, g->value_dim, zero);
+        }
+    for (size_t i = 0; i < head; i++) filled[0][i] = filled[0][i] == filled[1][i] ? 0xff : 0;
+    return memory;
+}
+
 int llamac_copy_page(const llamac_session *s, int group, llamac_page *page, int first, int last, void *out,
                      llamac_error *err) {
     if (check_group(s, group, err)) return -1;
@@ -114,26 +142,13 @@ int llamac_copy_page(const llamac_session *s, int group, llamac_page *page, int 
         return bad_argument(err, "cannot copy positions %d to %d of a page, expected a range within 0 to %d", first,
                             last, KV_PAGE);
     if (is_state_group(s, group)) return copy_state(s, bytes_of(page), out, err);
-    // Finds the bytes of the positions by storing zeros there in a head filled with 0x00 and in one filled with 0xff:
-    // stored bytes are equal in both. All heads of a group store a position in the same bytes.
-    const size_t keys = kv_keys_bytes(s->kv_dtype, g->head_dim);
-    const size_t head = keys + kv_values_bytes(s->kv_dtype, g->value_dim);
-    const size_t zeros = round_up((size_t)g->head_dim * sizeof(float), LINE_BYTES);
-    uint8_t *memory = mem_alloc(zeros + 2 * head, 1, "the stored bytes of a page", err);
-    if (!memory) return -1;
-    const float *zero = (const float *)(const void *)memory;
-    uint8_t *const filled[2] = { memory + zeros, memory + zeros + head };
-    memset(filled[1], 0xff, head);
-    for (int slot = first; slot < last; slot++)
-        for (int i = 0; i < 2; i++) {
-            s->kernels->store_key[s->kv_dtype](filled[i], slot, g->head_dim, zero);
-            s->kernels->store_value[s->kv_dtype](filled[i] + keys, slot, g->value_dim, zero);
-        }
-    for (size_t i = 0; i < head; i++) filled[0][i] = filled[0][i] == filled[1][i] ? 0xff : 0;
+    uint8_t *mask = mask_of_positions(s, g, first, last, err);
+    if (!mask) return -1;
     const int failed = kv_page_read(out, bytes_of(page), err);
+    const size_t head = head_bytes(s, g);
     for (size_t at = 0; at < g->page_bytes && !failed; at += head)
-        for (size_t i = 0; i < head; i++) ((uint8_t *)out)[at + i] &= filled[0][i];
-    mem_free(memory);
+        for (size_t i = 0; i < head; i++) ((uint8_t *)out)[at + i] &= mask[i];
+    mem_free(mask);
     return failed;
 }
 
