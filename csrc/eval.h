@@ -134,6 +134,8 @@ void layer_embedding(const struct worker *w, int layer, const struct panels *inp
 
 // ---- ffn.c
 
+// The places of matrices among the consumers of a layer's normalized rows. The list of an expert has the first two.
+enum { CONSUMER_GATE, CONSUMER_UP, CONSUMER_ROUTER, CONSUMER_SHARED_GATE, CONSUMER_EXPERTS_IN, N_FFN_CONSUMERS };
 // Return the matrices of the dense network or the shared expert that read the normalized rows, those that choose
 // experts, or both. Some of them may be missing in a layer; their places in the list are always the same.
 enum ffn_part { FFN_NETWORK = 1, FFN_ROUTERS = 2 };

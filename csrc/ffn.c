@@ -38,8 +38,9 @@ static void ffn_activations(const struct worker *w, const struct layer_record *r
                             const float *weights) {
     const struct llamac_session *s = w->eval->session;
     const int gated = ffn->gate.data != NULL, dim = ffn->up.rows, activation = (int)s->model->config->activation;
-    const struct product gate_product = { .matrix = &ffn->gate, .consumer = 0, .bias = ffn->gate_bias, .y = gate },
-                         up_product = { .matrix = &ffn->up, .consumer = 1, .bias = ffn->up_bias, .y = up };
+    const struct product gate_product = { .matrix = &ffn->gate, .consumer = CONSUMER_GATE, .bias = ffn->gate_bias,
+                                          .y = gate },
+                         up_product = { .matrix = &ffn->up, .consumer = CONSUMER_UP, .bias = ffn->up_bias, .y = up };
     const int strips = strips_of(&ffn->up), unit = down ? BLOCK_STRIPS : 1;
     struct strips share;
     pool_share(w->member, ceil_div(strips, unit), &share.first, &share.last);
@@ -147,8 +148,9 @@ static void pack_pairs(const struct worker *w, const struct layer *layer, int do
     for (int expert = 0; expert < n_experts && !cancelled(&e->cancel); expert++) {
         const struct expert_pairs pairs = pairs_of(w, expert);
         const struct ffn_weights *ffn = &layer->experts[expert];
-        const struct consumers consumers = down ? (struct consumers){ { &ffn->down }, 1 }
-                                                : (struct consumers){ { &ffn->gate, &ffn->up }, 2 };
+        const struct consumers of_down = { { &ffn->down }, 1 },
+                               of_rows = { { [CONSUMER_GATE] = &ffn->gate, [CONSUMER_UP] = &ffn->up }, 2 },
+                               consumers = down ? of_down : of_rows;
         const struct panels p = panels_of(w, layer->record, pairs, width);
         const int begin = max_int(first - pairs.first, 0), end = min_int(last - pairs.first, pairs.n);
         for (int i = begin; i < end; i++) {
@@ -166,9 +168,11 @@ void experts_hidden(const struct worker *w, int l, const struct panels *inputs) 
     const int n = (int)layer->record->n_experts, is_mapped = layer->experts_in.data != NULL,
               dim = is_mapped ? layer->experts_in.rows : (int)s->model->config->dim;
     const struct product products[] = {
-        { .matrix = &layer->ffn_router, .consumer = 2, .bias = layer->ffn_router_bias, .y = s->scratch.router },
-        { .matrix = &layer->experts_in, .consumer = 4, .bias = layer->experts_in_bias, .y = s->scratch.expert_rows },
-        { .matrix = &layer->shared_gate, .consumer = 3, .y = s->scratch.shared_gate },
+        { .matrix = &layer->ffn_router, .consumer = CONSUMER_ROUTER, .bias = layer->ffn_router_bias,
+          .y = s->scratch.router },
+        { .matrix = &layer->experts_in, .consumer = CONSUMER_EXPERTS_IN, .bias = layer->experts_in_bias,
+          .y = s->scratch.expert_rows },
+        { .matrix = &layer->shared_gate, .consumer = CONSUMER_SHARED_GATE, .y = s->scratch.shared_gate },
     };
     struct strips shares[3];
     divide_strips(w, products, 3, shares);
@@ -326,9 +330,13 @@ static void experts_down(const struct worker *w, int l, float *y, float *x) {
 struct consumers ffn_consumers(const struct layer *layer, int parts) {
     static const struct matrix none;
     const int network = parts & FFN_NETWORK, routers = parts & FFN_ROUTERS;
-    return (struct consumers){ { network ? &layer->ffn.gate : &none, network ? &layer->ffn.up : &none,
-                                 routers ? &layer->ffn_router : &none, routers ? &layer->shared_gate : &none,
-                                 routers ? &layer->experts_in : &none }, 5 };
+    return (struct consumers){ .n = N_FFN_CONSUMERS, .matrices = {
+        [CONSUMER_GATE] = network ? &layer->ffn.gate : &none,
+        [CONSUMER_UP] = network ? &layer->ffn.up : &none,
+        [CONSUMER_ROUTER] = routers ? &layer->ffn_router : &none,
+        [CONSUMER_SHARED_GATE] = routers ? &layer->shared_gate : &none,
+        [CONSUMER_EXPERTS_IN] = routers ? &layer->experts_in : &none,
+    } };
 }
 
 // Returns whether each thread packs the hidden activations that it has computed. In parallel blocks the panels are
