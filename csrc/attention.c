@@ -36,8 +36,9 @@ static float *q_of(const struct eval *e, int l, int row, int q_head) {
 // ---- RoPE and cache
 
 static float *angles_of(const struct eval *e, uint32_t table, int row) {
-    const struct scratch *x = &e->session->scratch;
-    return x->angles + ((size_t)table * (size_t)x->rows + (size_t)row) * e->session->model->config->head_dim;
+    const struct scratch *scratch = &e->session->scratch;
+    const size_t head_dim = e->session->model->config->head_dim;
+    return scratch->angles + ((size_t)table * (size_t)scratch->rows + (size_t)row) * head_dim;
 }
 
 void attention_prepare(const struct worker *w) {
@@ -306,17 +307,17 @@ static void attend_blocks(const struct worker *w, int layer, const struct tile *
 // Splits the blocks of all tiles among the threads.
 static void attend_split(const struct worker *w, int layer) {
     const struct eval *e = w->eval;
-    const struct scratch *x = &e->session->scratch;
+    const struct scratch *scratch = &e->session->scratch;
     int total = 0, first, last, start = 0, n_tiles = 0;
     for (struct tile tile = { 0 }; next_tile(e, layer, ATTENTION_QUERIES, &tile);)
         total += blocks_of(e, layer, &tile).n;
     pool_share(w->member, total, &first, &last);
     const size_t floats = partial_floats(layer_of(e, layer)->heads.value_dim);
-    float *partials = x->partials;
+    float *partials = scratch->partials;
     for (struct tile tile = { 0 }; next_tile(e, layer, ATTENTION_QUERIES, &tile); n_tiles++) {
         const struct blocks blocks = blocks_of(e, layer, &tile);
         const int begin = max_int(first - start, 0), end = min_int(last - start, blocks.n);
-        if (begin < end) attend_blocks(w, layer, &tile, blocks, begin, end, partials, x->finished + n_tiles);
+        if (begin < end) attend_blocks(w, layer, &tile, blocks, begin, end, partials, scratch->finished + n_tiles);
         start += blocks.n;
         partials += (size_t)blocks.n * (size_t)(tile.last - tile.first) * floats;
     }

@@ -155,16 +155,16 @@ static void spread_clusters(const struct llamac_session *s, float *logits) {
 
 // Computes this thread's share of the products of the chosen clusters, in their order in the output matrix.
 static void multiply_clusters(const struct worker *w, const struct panels *inputs) {
-    const struct scratch *x = &w->eval->session->scratch;
+    const struct scratch *scratch = &w->eval->session->scratch;
     const struct llamac_model *m = w->eval->session->model;
     const struct config *c = m->config;
     const struct product product = { .matrix = &m->output, .consumer = 1, .bias = m->output_bias,
-                                     .y = x->in_clusters };
+                                     .y = scratch->in_clusters };
     const int strips = rows_of_cluster(c) / STRIP_ROWS;
     int first, last;
     pool_share(w->member, (int)c->clusters_used * strips, &first, &last);
     for (int i = 0; i < (int)c->clusters_used; i++) {
-        const int start = x->clusters[i] * strips, from = max_int(first - i * strips, 0),
+        const int start = scratch->clusters[i] * strips, from = max_int(first - i * strips, 0),
                   to = min_int(last - i * strips, strips);
         multiply(w, &product, inputs, 0, (struct strips){ start + from, start + to });
     }

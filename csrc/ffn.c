@@ -347,12 +347,12 @@ static int packs_hidden(const struct worker *w, const struct layer *layer) {
 }
 
 void ffn_hidden(const struct worker *w, int l, const struct panels *inputs) {
-    const struct scratch *x = &w->eval->session->scratch;
+    const struct scratch *scratch = &w->eval->session->scratch;
     const struct layer *layer = &w->eval->session->model->layers[l];
     const size_t at = has_experts(layer) ? shared_offset(w, layer->record) : 0;
     const struct panels down = unnormed_panels(w, layer->ffn.up.rows);
     if (layer->ffn.up.data)
-        ffn_activations(w, layer->record, &layer->ffn, inputs, x->gate + at, x->up + at,
+        ffn_activations(w, layer->record, &layer->ffn, inputs, scratch->gate + at, scratch->up + at,
                         packs_hidden(w, layer) ? &down : NULL, NULL);
 }
 

@@ -126,38 +126,38 @@ static void divide_heads(const struct worker *w, const struct product *products,
 struct products { struct product products[MAX_CONSUMERS]; int n; };
 
 static struct products products_of(const struct worker *w, int l) {
-    const struct scratch *x = &w->eval->session->scratch;
+    const struct scratch *scratch = &w->eval->session->scratch;
     const struct layer *layer = &w->eval->session->model->layers[l];
     if (layer->record->mixer == MIXER_DELTA_NET)
         return (struct products){ .n = 4, .products = {
-            { .matrix = &layer->state_qkv, .consumer = 0, .y = x->conv_in },
-            { .matrix = &layer->state_z, .consumer = 1, .y = x->state_z },
-            { .matrix = &layer->state_beta, .consumer = 2, .y = x->state_beta },
-            { .matrix = &layer->state_a, .consumer = 3, .y = x->state_decay },
+            { .matrix = &layer->state_qkv, .consumer = 0, .y = scratch->conv_in },
+            { .matrix = &layer->state_z, .consumer = 1, .y = scratch->state_z },
+            { .matrix = &layer->state_beta, .consumer = 2, .y = scratch->state_beta },
+            { .matrix = &layer->state_a, .consumer = 3, .y = scratch->state_decay },
         } };
     if (layer->record->mixer == MIXER_SHORT_CONV)
         return (struct products){ .n = 1, .products = {
-            { .matrix = &layer->conv_in, .consumer = 0, .bias = layer->conv_in_bias, .y = x->state_z },
+            { .matrix = &layer->conv_in, .consumer = 0, .bias = layer->conv_in_bias, .y = scratch->state_z },
         } };
     if (layer->record->kv_lora_rank)
         return (struct products){ .n = 2, .products = {
             layer->record->q_lora_rank
                 ? (struct product){ .matrix = &layer->attn_q_a, .consumer = 0, .bias = layer->attn_q_a_bias,
-                                    .y = x->q_latent }
+                                    .y = scratch->q_latent }
                 : (struct product){ .matrix = &layer->attn_q, .consumer = 0, .bias = layer->attn_q_bias,
-                                    .y = x->latent_heads },
-            { .matrix = &layer->attn_kv_a, .consumer = 1, .bias = layer->attn_kv_a_bias, .y = x->k },
+                                    .y = scratch->latent_heads },
+            { .matrix = &layer->attn_kv_a, .consumer = 1, .bias = layer->attn_kv_a_bias, .y = scratch->k },
         } };
     const struct product queries[] = {
-        { .matrix = &layer->attn_q, .bias = layer->attn_q_bias, .y = x->q },
-        { .matrix = &layer->attn_gate, .bias = layer->attn_gate_bias, .y = x->attn_gate },
+        { .matrix = &layer->attn_q, .bias = layer->attn_q_bias, .y = scratch->q },
+        { .matrix = &layer->attn_gate, .bias = layer->attn_gate_bias, .y = scratch->attn_gate },
     }, keys[] = {
-        { .matrix = &layer->attn_k, .bias = layer->attn_k_bias, .y = x->k },
-        { .matrix = &layer->attn_v, .bias = layer->attn_v_bias, .y = x->v },
+        { .matrix = &layer->attn_k, .bias = layer->attn_k_bias, .y = scratch->k },
+        { .matrix = &layer->attn_v, .bias = layer->attn_v_bias, .y = scratch->v },
     }, of_mamba2[] = {
-        { .matrix = &layer->state_qkv, .bias = layer->state_qkv_bias, .y = x->conv_in },
-        { .matrix = &layer->state_z, .bias = layer->state_z_bias, .y = x->state_z },
-        { .matrix = &layer->state_a, .bias = layer->state_a_bias, .y = x->state_decay },
+        { .matrix = &layer->state_qkv, .bias = layer->state_qkv_bias, .y = scratch->conv_in },
+        { .matrix = &layer->state_z, .bias = layer->state_z_bias, .y = scratch->state_z },
+        { .matrix = &layer->state_a, .bias = layer->state_a_bias, .y = scratch->state_decay },
     };
     const int attends = has_attention(layer->record);
     struct products p = { .n = 0 };

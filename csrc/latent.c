@@ -93,38 +93,39 @@ static void norm_latents(const struct worker *w, const struct layer *layer) {
 
 void latent_qkv(const struct worker *w, int l) {
     const struct eval *e = w->eval;
-    const struct scratch *x = &e->session->scratch;
+    const struct scratch *scratch = &e->session->scratch;
     const struct layer *layer = &e->session->model->layers[l];
     const struct heads heads = layer->heads;
     const size_t rotated = (size_t)(heads.dim - heads.value_dim), n_heads = (size_t)heads.n, dim = (size_t)heads.dim,
                  q_dim = rotated + layer->record->qk_nope_head_dim;
     norm_latents(w, layer);
     if (layer->record->q_lora_rank) {
-        const struct rows rows = { .x = x->q_latent, .n = e->n_rows, .width = layer->attn_q.columns };
+        const struct rows rows = { .x = scratch->q_latent, .n = e->n_rows, .width = layer->attn_q.columns };
         const struct panels inputs = prepare_inputs(w, rows, NULL, (struct consumers){ { &layer->attn_q }, 1 });
-        const struct product q = { .matrix = &layer->attn_q, .bias = layer->attn_q_bias, .y = x->latent_heads };
+        const struct product q = { .matrix = &layer->attn_q, .bias = layer->attn_q_bias, .y = scratch->latent_heads };
         multiply(w, &q, &inputs, 0, strip_share(w, &layer->attn_q));
         pool_barrier(w->member);   // heads of q consist of strips that other members have computed
     }
     int first, last;
     pool_share(w->member, e->n_rows, &first, &last);
     for (size_t i = (size_t)first * n_heads; i < (size_t)last * n_heads; i++)
-        memcpy(x->q + i * dim, x->latent_heads + i * q_dim, sizeof(float) * rotated);
+        memcpy(scratch->q + i * dim, scratch->latent_heads + i * q_dim, sizeof(float) * rotated);
     multiply_heads(w, &(struct head_products){
-        .matrix = &layer->attn_k_b, .heads = heads.n, .x = x->latent_heads + rotated, .x_stride = n_heads * q_dim,
-        .x_head = q_dim, .y = x->q + rotated, .y_stride = n_heads * dim, .y_head = dim,
+        .matrix = &layer->attn_k_b, .heads = heads.n, .x = scratch->latent_heads + rotated, .x_stride = n_heads * q_dim,
+        .x_head = q_dim, .y = scratch->q + rotated, .y_stride = n_heads * dim, .y_head = dim,
     });
     pool_barrier(w->member);   // attention reads whole rows of q
 }
 
 void latent_values(const struct worker *w, int l) {
-    const struct scratch *x = &w->eval->session->scratch;
+    const struct scratch *scratch = &w->eval->session->scratch;
     const struct layer *layer = &w->eval->session->model->layers[l];
     const size_t n_heads = (size_t)layer->heads.n, rank = (size_t)layer->heads.value_dim,
                  v_dim = layer->record->v_head_dim;
     multiply_heads(w, &(struct head_products){
-        .matrix = &layer->attn_v_b, .heads = layer->heads.n, .x = x->mix, .x_stride = n_heads * rank, .x_head = rank,
-        .y = x->latent_heads, .y_stride = n_heads * v_dim, .y_head = v_dim,
+        .matrix = &layer->attn_v_b, .heads = layer->heads.n,
+        .x = scratch->mix, .x_stride = n_heads * rank, .x_head = rank,
+        .y = scratch->latent_heads, .y_stride = n_heads * v_dim, .y_head = v_dim,
     });
     pool_barrier(w->member);   // the output projection reads all columns
 }

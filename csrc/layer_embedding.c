@@ -29,39 +29,40 @@ static void finish_inputs(const struct worker *w, int token, float *y) {
 
 void layer_inputs(const struct worker *w) {
     const struct eval *e = w->eval;
-    const struct scratch *x = &e->session->scratch;
+    const struct scratch *scratch = &e->session->scratch;
     const struct llamac_model *m = e->session->model;
     const struct matrix *in = &m->layer_embedding_in;
     if (!in->data) return;
-    const struct rows rows = { .x = x->x, .n = e->n_rows, .width = (int)m->config->dim };
+    const struct rows rows = { .x = scratch->x, .n = e->n_rows, .width = (int)m->config->dim };
     const struct panels inputs = prepare_inputs(w, rows, NULL, (struct consumers){ { in }, 1 });
-    const struct product product = { .matrix = in, .y = x->layer_inputs };
+    const struct product product = { .matrix = in, .y = scratch->layer_inputs };
     multiply(w, &product, &inputs, 0, strip_share(w, in));
     pool_barrier(w->member);   // the norms read numbers that other members have computed
     int first, last;
     pool_share(w->member, e->n_rows, &first, &last);
     for (int r = first; r < last && !cancelled(&w->eval->cancel); r++)
-        finish_inputs(w, e->rows[r].token, x->layer_inputs + (size_t)r * (size_t)in->rows);
+        finish_inputs(w, e->rows[r].token, scratch->layer_inputs + (size_t)r * (size_t)in->rows);
 }
 
 void layer_embedding(const struct worker *w, int l, const struct panels *inputs, float *branch) {
     const struct eval *e = w->eval;
     const struct llamac_session *s = e->session;
-    const struct scratch *x = &s->scratch;
+    const struct scratch *scratch = &s->scratch;
     const struct layer *layer = &s->model->layers[l];
     const struct matrix *gate = &layer->layer_embedding_gate, *out = &layer->layer_embedding_out;
     const int dim = gate->rows, all = s->model->layer_embedding_in.rows;
     const struct strips share = strip_share(w, gate);
-    const struct product gates = { .matrix = gate, .y = x->gate };
+    const struct product gates = { .matrix = gate, .y = scratch->gate };
     multiply(w, &gates, inputs, 0, share);
     const int first = share.first * STRIP_ROWS, last = min_int(share.last * STRIP_ROWS, dim);
     for (int r = 0; r < e->n_rows && first < last && !cancelled(&w->eval->cancel); r++) {
         const size_t at = (size_t)r * (size_t)dim + (size_t)first;
-        const float *own = x->layer_inputs + (size_t)r * (size_t)all + (size_t)(l * dim + first);
-        s->kernels->activate((int)s->model->config->activation, x->gate + at, own, last - first, x->up + at);
+        const float *own = scratch->layer_inputs + (size_t)r * (size_t)all + (size_t)(l * dim + first);
+        s->kernels->activate((int)s->model->config->activation, scratch->gate + at, own, last - first,
+                             scratch->up + at);
     }
     pool_barrier(w->member);   // the next product reads all columns
-    const struct rows rows = { .x = x->up, .n = e->n_rows, .width = dim };
+    const struct rows rows = { .x = scratch->up, .n = e->n_rows, .width = dim };
     const struct panels hidden = prepare_inputs(w, rows, NULL, (struct consumers){ { out }, 1 });
     const struct product product = { .matrix = out, .y = branch };
     multiply(w, &product, &hidden, 0, strip_share(w, out));

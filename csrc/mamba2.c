@@ -22,12 +22,12 @@ static int is_gated_by_heads(const struct eval *e) {
 }
 
 // Computes the decays and steps of the heads [first, last) in all rows.
-static void compute_gates(const struct eval *e, int l, const struct state_sizes *z, int first, int last) {
+static void compute_gates(const struct eval *e, int l, const struct state_sizes *sizes, int first, int last) {
     const struct llamac_session *s = e->session;
     const struct config *c = s->model->config;
     const struct layer *layer = &s->model->layers[l];
     for (size_t r = 0; r < (size_t)e->n_rows; r++) {
-        const size_t at = r * (size_t)z->heads + (size_t)first;
+        const size_t at = r * (size_t)sizes->heads + (size_t)first;
         s->kernels->ssm_gates(&(struct ssm_gates){
             .n = last - first, .step_min = c->state_step_min, .step_max = c->state_step_max,
             .bias = layer->state_dt_bias + first, .rate = layer->state_decay + first,
@@ -37,37 +37,38 @@ static void compute_gates(const struct eval *e, int l, const struct state_sizes 
 }
 
 // Computes one head of the state in all rows.
-static void update_head(const struct worker *w, int l, const struct state_sizes *z, int head) {
+static void update_head(const struct worker *w, int l, const struct state_sizes *sizes, int head) {
     const struct eval *e = w->eval;
     const struct llamac_session *s = e->session;
-    const struct scratch *x = &s->scratch;
+    const struct scratch *scratch = &s->scratch;
     const struct layer *layer = &s->model->layers[l];
-    const size_t channels = (size_t)z->channels, heads = (size_t)z->heads, values = (size_t)z->values;
-    const int key = z->values + head / (z->heads / z->key_heads) * z->key_dim, value = head * z->value_dim;
-    const float *const decay = x->state_decay + head, *const step = x->state_beta + head;
+    const size_t channels = (size_t)sizes->channels, heads = (size_t)sizes->heads, values = (size_t)sizes->values;
+    const int key = sizes->values + head / (sizes->heads / sizes->key_heads) * sizes->key_dim,
+              value = head * sizes->value_dim;
+    const float *const decay = scratch->state_decay + head, *const step = scratch->state_beta + head;
     for (int i = 0; i < s->n_segments; i++) {
         const struct state_segment *segment = &s->segments[i];
         const size_t first = (size_t)segment->first;
-        const float *row = x->conv_out + first * channels;
+        const float *row = scratch->conv_out + first * channels;
         s->kernels->ssm_scan(&(struct ssm_scan){
-            .state_dim = z->key_dim, .head_dim = z->value_dim, .n_rows = segment->last - segment->first,
-            .state = state_of_segment(s, l, z, segment, head),
-            .x = row + value, .b = row + key, .c = row + key + z->keys, .row_stride = channels,
+            .state_dim = sizes->key_dim, .head_dim = sizes->value_dim, .n_rows = segment->last - segment->first,
+            .state = state_of_segment(s, l, sizes, segment, head),
+            .x = row + value, .b = row + key, .c = row + key + sizes->keys, .row_stride = channels,
             .decay = decay + first * heads, .step = step + first * heads, .gate_stride = heads,
-            .skip = layer->state_skip[head], .out = x->mix + first * values + value, .out_stride = values,
+            .skip = layer->state_skip[head], .out = scratch->mix + first * values + value, .out_stride = values,
         });
-        w->local->bytes_read += sizeof(float) * (size_t)(z->key_dim * z->value_dim);
+        w->local->bytes_read += sizeof(float) * (size_t)(sizes->key_dim * sizes->value_dim);
     }
     for (size_t r = 0; r < (size_t)e->n_rows && is_gated_by_heads(e); r++)
-        gate(s, x->state_z + r * values + value, z->value_dim, x->mix + r * values + value);
+        gate(s, scratch->state_z + r * values + value, sizes->value_dim, scratch->mix + r * values + value);
 }
 
 // Normalizes one group of heads in one row, and gates it before or after the norm if its heads were not gated.
-static void norm_group(const struct eval *e, int l, const struct state_sizes *z, size_t row, int group) {
+static void norm_group(const struct eval *e, int l, const struct state_sizes *sizes, size_t row, int group) {
     const struct llamac_session *s = e->session;
     const struct config *c = s->model->config;
-    const int width = z->values / z->key_heads;
-    const size_t first = (size_t)(group * width), at = row * (size_t)z->values + first;
+    const int width = sizes->values / sizes->key_heads;
+    const size_t first = (size_t)(group * width), at = row * (size_t)sizes->values + first;
     float *const y = s->scratch.mix + at;
     const int norm_first = c->state_norm == STATE_NORM_BEFORE_GATE;
     if (!norm_first && !is_gated_by_heads(e)) gate(s, s->scratch.state_z + at, width, y);
@@ -78,17 +79,17 @@ static void norm_group(const struct eval *e, int l, const struct state_sizes *z,
 
 void mamba2(const struct worker *w, int l) {
     const struct eval *e = w->eval;
-    const struct state_sizes z = state_sizes_of(e->session, l);
+    const struct state_sizes sizes = state_sizes_of(e->session, l);
     int first, last;
-    pool_share(w->member, ceil_div(z.channels, CHANNELS), &first, &last);
-    const int channel = first * CHANNELS, n = min_int(last * CHANNELS, z.channels) - channel;
-    if (n > 0) convolve_channels(e, l, &z, channel, n, 1);
+    pool_share(w->member, ceil_div(sizes.channels, CHANNELS), &first, &last);
+    const int channel = first * CHANNELS, n = min_int(last * CHANNELS, sizes.channels) - channel;
+    if (n > 0) convolve_channels(e, l, &sizes, channel, n, 1);
     pool_barrier(w->member);   // the recurrence reads channels that other members have convolved
-    pool_share(w->member, z.heads, &first, &last);
-    if (first < last) compute_gates(e, l, &z, first, last);
-    for (int i = first; i < last && !cancelled(&w->eval->cancel); i++) update_head(w, l, &z, i);
+    pool_share(w->member, sizes.heads, &first, &last);
+    if (first < last) compute_gates(e, l, &sizes, first, last);
+    for (int i = first; i < last && !cancelled(&w->eval->cancel); i++) update_head(w, l, &sizes, i);
     if (e->session->model->config->state_norm == STATE_NORM_NONE && is_gated_by_heads(e)) return;
     pool_barrier(w->member);   // the norms read heads that other members have computed
-    pool_share(w->member, e->n_rows * z.key_heads, &first, &last);
-    for (int i = first; i < last; i++) norm_group(e, l, &z, (size_t)(i / z.key_heads), i % z.key_heads);
+    pool_share(w->member, e->n_rows * sizes.key_heads, &first, &last);
+    for (int i = first; i < last; i++) norm_group(e, l, &sizes, (size_t)(i / sizes.key_heads), i % sizes.key_heads);
 }

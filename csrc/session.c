@@ -88,13 +88,13 @@ static size_t state_inputs_width(const struct llamac_model *m) {
 }
 
 // Cuts the buffers of one thread.
-static struct thread_scratch cut_thread_scratch(const struct llamac_session *s, const struct scratch *x,
+static struct thread_scratch cut_thread_scratch(const struct llamac_session *s, const struct scratch *scratch,
                                                 struct arena *a, size_t widest) {
     const struct llamac_model *m = s->model;
     const struct config *c = m->config;
     const size_t dim = c->dim, experts = (size_t)m->max_experts, rank = (size_t)s->max_rank, mix = mix_row_width(m),
                  normed = max_size(dim, (size_t)m->layer_embedding_in.rows),
-                 pairs = (size_t)x->rows * (size_t)m->max_experts_used, start = a->used;
+                 pairs = (size_t)scratch->rows * (size_t)m->max_experts_used, start = a->used;
     struct thread_scratch local = {
         .row = arena_floats(a, has_sub_norms(m) ? max_size(normed, widest) : normed),
         .rounded = arena_floats(a, c->rounds_inputs ? widest : 0),
@@ -102,7 +102,7 @@ static struct thread_scratch cut_thread_scratch(const struct llamac_session *s, 
         .router = arena_floats(a, router_scratch_floats(experts)),
         .routes = arena_routes(a, m, REDUNDANT_ROWS),
         .pairs = { arena_ints(a, experts ? experts + 1 : 0), arena_ints(a, pairs), arena_floats(a, pairs) },
-        .gemm = arena_floats(a, gemm_scratch_bytes(x->rows) / sizeof(float)),
+        .gemm = arena_floats(a, gemm_scratch_bytes(scratch->rows) / sizeof(float)),
         .lora_panel = arena_floats(a, rank ? PANEL_ROWS * max_input_words(m, INPUT_F32, (int)mix) : 0),
         .lora_projected_rows = arena_floats(a, PANEL_ROWS * rank),
         .lora_projected = arena_floats(a, lora_projected_floats(m, REDUNDANT_ROWS)),
@@ -115,61 +115,61 @@ static struct thread_scratch cut_thread_scratch(const struct llamac_session *s, 
 }
 
 // Cuts all buffers of x for its rows and threads.
-static void cut_scratch(const struct llamac_session *s, struct scratch *x, struct arena *a) {
+static void cut_scratch(const struct llamac_session *s, struct scratch *scratch, struct arena *a) {
     const struct llamac_model *m = s->model;
     const struct config *c = m->config;
-    const size_t rows = (size_t)x->rows, dim = c->dim, head_dim = c->head_dim, channels = m->max_channels,
+    const size_t rows = (size_t)scratch->rows, dim = c->dim, head_dim = c->head_dim, channels = m->max_channels,
                  state_heads = m->max_state_heads, mix = mix_row_width(m),
                  q_dim = c->n_heads * head_dim, kv_dim = c->n_kv_heads * head_dim,
                  ffn = max_size(m->max_hidden, (size_t)m->layer_embedding_dim),
                  layer_inputs = (size_t)m->layer_embedding_in.rows, experts = (size_t)m->max_experts;
-    x->x = arena_floats(a, rows * dim);
-    x->spare_x = arena_floats(a, m->has_post_norms || m->has_normed_stream ? rows * dim : 0);
-    x->branch = arena_floats(a, m->has_post_norms || experts ? rows * dim : 0);
-    x->shared_out = arena_floats(a, m->has_expert_norms ? rows * dim : 0);
-    x->scales = arena_floats(a, c->residual_scale == 1 ? 0 : rows);
-    x->normed = arena_floats(a, experts ? rows * dim : 0);
-    x->expert_rows = arena_floats(a, experts ? rows * c->expert_dim : 0);
-    x->expert_sums = arena_floats(a, experts ? rows * c->expert_dim : 0);
-    x->router = arena_floats(a, rows * experts);
-    x->shared_gate = arena_floats(a, experts ? rows : 0);
-    x->routes = arena_routes(a, m, rows);
-    x->layer_inputs = arena_floats(a, rows * layer_inputs);
-    x->state_inputs = arena_floats(a, rows * state_inputs_width(m));
-    x->cluster_scores = arena_floats(a, c->n_clusters);
-    x->in_clusters = arena_floats(a, c->n_clusters ? c->vocab_size : 0);
-    x->clusters = arena_ints(a, c->clusters_used);
-    cut_stream_panels(a, m, rows > REDUNDANT_ROWS ? rows : 0, x->stream_panels);
-    cut_panels(a, m, rows, (int)mix, x->panels);
-    x->lora_projected = arena_floats(a, lora_projected_floats(m, rows));
+    scratch->x = arena_floats(a, rows * dim);
+    scratch->spare_x = arena_floats(a, m->has_post_norms || m->has_normed_stream ? rows * dim : 0);
+    scratch->branch = arena_floats(a, m->has_post_norms || experts ? rows * dim : 0);
+    scratch->shared_out = arena_floats(a, m->has_expert_norms ? rows * dim : 0);
+    scratch->scales = arena_floats(a, c->residual_scale == 1 ? 0 : rows);
+    scratch->normed = arena_floats(a, experts ? rows * dim : 0);
+    scratch->expert_rows = arena_floats(a, experts ? rows * c->expert_dim : 0);
+    scratch->expert_sums = arena_floats(a, experts ? rows * c->expert_dim : 0);
+    scratch->router = arena_floats(a, rows * experts);
+    scratch->shared_gate = arena_floats(a, experts ? rows : 0);
+    scratch->routes = arena_routes(a, m, rows);
+    scratch->layer_inputs = arena_floats(a, rows * layer_inputs);
+    scratch->state_inputs = arena_floats(a, rows * state_inputs_width(m));
+    scratch->cluster_scores = arena_floats(a, c->n_clusters);
+    scratch->in_clusters = arena_floats(a, c->n_clusters ? c->vocab_size : 0);
+    scratch->clusters = arena_ints(a, c->clusters_used);
+    cut_stream_panels(a, m, rows > REDUNDANT_ROWS ? rows : 0, scratch->stream_panels);
+    cut_panels(a, m, rows, (int)mix, scratch->panels);
+    scratch->lora_projected = arena_floats(a, lora_projected_floats(m, rows));
     // a layer is done with the buffers of its mixer before it computes gate and up, unless it computes both in parallel
     const size_t attention_start = a->used;
-    x->q = arena_floats(a, rows * q_dim);
-    x->k = arena_floats(a, rows * kv_dim);
-    x->v = arena_floats(a, rows * kv_dim);
-    x->attn_gate = arena_floats(a, m->has_output_gates ? rows * q_dim : 0);
-    x->mix = arena_floats(a, rows * mix);
-    x->q_latent = arena_floats(a, rows * m->max_q_rank);
-    x->latent_heads = arena_floats(a, rows * m->max_latent_heads);
-    x->conv_in = arena_floats(a, rows * channels);
-    x->conv_out = arena_floats(a, rows * channels);
-    x->state_z = arena_floats(a, rows * m->max_state_z);
-    x->state_beta = arena_floats(a, rows * state_heads);
-    x->state_decay = arena_floats(a, rows * state_heads);
+    scratch->q = arena_floats(a, rows * q_dim);
+    scratch->k = arena_floats(a, rows * kv_dim);
+    scratch->v = arena_floats(a, rows * kv_dim);
+    scratch->attn_gate = arena_floats(a, m->has_output_gates ? rows * q_dim : 0);
+    scratch->mix = arena_floats(a, rows * mix);
+    scratch->q_latent = arena_floats(a, rows * m->max_q_rank);
+    scratch->latent_heads = arena_floats(a, rows * m->max_latent_heads);
+    scratch->conv_in = arena_floats(a, rows * channels);
+    scratch->conv_out = arena_floats(a, rows * channels);
+    scratch->state_z = arena_floats(a, rows * m->max_state_z);
+    scratch->state_beta = arena_floats(a, rows * state_heads);
+    scratch->state_decay = arena_floats(a, rows * state_heads);
     const size_t attention_end = a->used;
     if (!has_parallel_layer(m)) a->used = attention_start;
-    x->gate = arena_floats(a, rows * ffn);
-    x->up = arena_floats(a, rows * ffn);
+    scratch->gate = arena_floats(a, rows * ffn);
+    scratch->up = arena_floats(a, rows * ffn);
     a->used = max_size(a->used, attention_end);
-    const size_t queries = x->blocks ? (size_t)min_int(x->rows, REDUNDANT_ROWS) * c->n_heads : 0;
-    x->partials = arena_floats(a, queries * (size_t)x->blocks * partial_floats((int)head_dim));
-    x->finished = arena_ints(a, queries);
-    x->angles = arena_floats(a, c->n_rope * rows * head_dim);
-    x->shared_bytes = a->used;
+    const size_t queries = scratch->blocks ? (size_t)min_int(scratch->rows, REDUNDANT_ROWS) * c->n_heads : 0;
+    scratch->partials = arena_floats(a, queries * (size_t)scratch->blocks * partial_floats((int)head_dim));
+    scratch->finished = arena_ints(a, queries);
+    scratch->angles = arena_floats(a, c->n_rope * rows * head_dim);
+    scratch->shared_bytes = a->used;
     const size_t widest = max_size(max_size(dim, mix), ffn);
-    for (int t = 0; t < x->n_threads; t++) {
-        const struct thread_scratch local = cut_thread_scratch(s, x, a, widest);
-        if (a->memory) x->threads[t] = local;
+    for (int t = 0; t < scratch->n_threads; t++) {
+        const struct thread_scratch local = cut_thread_scratch(s, scratch, a, widest);
+        if (a->memory) scratch->threads[t] = local;
     }
 }
 
@@ -218,19 +218,20 @@ size_t session_scratch_limit(const struct llamac_session *s) {
 enum { CLEARED_AT_ONCE = 64 << 10 };
 
 void session_clear_scratch(struct llamac_session *s, const struct member *m) {
-    struct scratch *x = &s->scratch;
-    if (x->is_cleared) return;
+    struct scratch *scratch = &s->scratch;
+    if (scratch->is_cleared) return;
     const size_t step = (size_t)m->count * CLEARED_AT_ONCE;
-    for (int t = m->index; t < x->n_threads; t += m->count) memset(x->threads[t].memory, 0, x->threads[t].bytes);
-    for (size_t at = (size_t)m->index * CLEARED_AT_ONCE; at < x->shared_bytes; at += step) {
-        const size_t rest = x->shared_bytes - at;
-        memset((uint8_t *)x->memory + at, 0, rest < CLEARED_AT_ONCE ? rest : CLEARED_AT_ONCE);
+    for (int t = m->index; t < scratch->n_threads; t += m->count)
+        memset(scratch->threads[t].memory, 0, scratch->threads[t].bytes);
+    for (size_t at = (size_t)m->index * CLEARED_AT_ONCE; at < scratch->shared_bytes; at += step) {
+        const size_t rest = scratch->shared_bytes - at;
+        memset((uint8_t *)scratch->memory + at, 0, rest < CLEARED_AT_ONCE ? rest : CLEARED_AT_ONCE);
     }
     pool_barrier(m);
     if (m->index) return;
     const float residual_scale = s->model->config->residual_scale;
-    for (int r = 0; r < x->rows && residual_scale != 1; r++) x->scales[r] = residual_scale;
-    x->is_cleared = 1;
+    for (int r = 0; r < scratch->rows && residual_scale != 1; r++) scratch->scales[r] = residual_scale;
+    scratch->is_cleared = 1;
 }
 
 // ---- opening and closing
