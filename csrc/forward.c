@@ -281,23 +281,27 @@ static void observe_attention(const struct worker *w, int l) {
     }
 }
 
-// Computes a mixer and its output projection, and adds the result to x, or writes it to `branch` if that is not NULL.
-// is_second: adds it to what the layer's first mixer has written there.
-static void part_out(const struct worker *w, int l, enum mixer part, int is_second, float *x, float *branch) {
-    const struct eval *e = w->eval;
-    const struct scratch *scratch = &e->session->scratch;
-    const struct layer *layer = &e->session->model->layers[l];
-    const int is_mamba = part == MIXER_MAMBA2;
-    const struct matrix *matrix = is_mamba ? &layer->state_out : &layer->attn_out;
-    const int n = e->n_rows, width = matrix->columns, is_latent = layer->record->kv_lora_rank > 0,
-              packs = part == MIXER_ATTENTION && packs_mix(w, layer);
-    const float *const mix = is_latent ? scratch->latent_heads : scratch->mix;
-    switch (part) {
+static void run_mixer(const struct worker *w, int l, enum mixer mixer) {
+    switch (mixer) {
     case MIXER_DELTA_NET: delta_net(w, l); break;
     case MIXER_MAMBA2: mamba2(w, l); break;
     case MIXER_SHORT_CONV: short_conv(w, l); break;
     default: attention(w, l); break;
     }
+}
+
+// Computes a mixer and its output projection, and adds the result to x, or writes it to `branch` if that is not NULL.
+// is_second: adds it to what the layer's first mixer has written there.
+static void mix_and_project(const struct worker *w, int l, enum mixer mixer, int is_second, float *x, float *branch) {
+    const struct eval *e = w->eval;
+    const struct scratch *scratch = &e->session->scratch;
+    const struct layer *layer = &e->session->model->layers[l];
+    const int is_mamba = mixer == MIXER_MAMBA2;
+    const struct matrix *matrix = is_mamba ? &layer->state_out : &layer->attn_out;
+    const int n = e->n_rows, width = matrix->columns, is_latent = layer->record->kv_lora_rank > 0,
+              packs = mixer == MIXER_ATTENTION && packs_mix(w, layer);
+    const float *const mix = is_latent ? scratch->latent_heads : scratch->mix;
+    run_mixer(w, l, mixer);
     if (packs) pack_own_mix(w, layer);
     pool_barrier(w->member);   // the output projection reads all columns of mix
     if (is_latent) latent_values(w, l);
@@ -322,8 +326,8 @@ static void part_out(const struct worker *w, int l, enum mixer part, int is_seco
 static void mixer_out(const struct worker *w, int l, float *x, float *branch) {
     const enum mixer mixer = w->eval->session->model->layers[l].record->mixer;
     const int both = mixer == MIXER_ATTENTION_MAMBA2;
-    part_out(w, l, both ? MIXER_ATTENTION : mixer, 0, x, branch);
-    if (both) part_out(w, l, MIXER_MAMBA2, 1, x, branch);   // it passes a barrier before it overwrites mix
+    mix_and_project(w, l, both ? MIXER_ATTENTION : mixer, 0, x, branch);
+    if (both) mix_and_project(w, l, MIXER_MAMBA2, 1, x, branch);   // it passes a barrier before it overwrites mix
 }
 
 // Adds the branch of a layer's own token embeddings.

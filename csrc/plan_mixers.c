@@ -204,20 +204,20 @@ void plan_mixer_inputs(struct writer *w, const struct layer *layer, int input) {
     if (layer->record->mixer == MIXER_SHORT_CONV) plan_project(w, &of_short_conv, 1, input);
 }
 
-// Appends a mixer and its output projection, as part_out of forward.c. is_second: beside attention.
-static void part_out(struct writer *w, const struct layer *layer, enum mixer part, int is_second) {
-    const int is_mamba = part == MIXER_MAMBA2, is_latent = layer->record->kv_lora_rank > 0,
+// Appends a mixer and its output projection, as mix_and_project of forward.c. is_second: beside attention.
+static void mix_and_project(struct writer *w, const struct layer *layer, enum mixer mixer, int is_second) {
+    const int is_mamba = mixer == MIXER_MAMBA2, is_latent = layer->record->kv_lora_rank > 0,
               mix = is_latent ? LLAMAC_BUFFER_LATENT_HEADS : LLAMAC_BUFFER_MIX;
     const struct matrix *out = is_mamba ? &layer->state_out : &layer->attn_out;
-    if (part == MIXER_ATTENTION) {
+    if (mixer == MIXER_ATTENTION) {
         rotate_and_store(w, layer);
         attend(w, layer);
         if (is_latent)
             head_product(w, &layer->attn_v_b, layer->heads.n, LLAMAC_BUFFER_MIX, LLAMAC_BUFFER_LATENT_HEADS, 0,
                          layer->heads.value_dim);
     } else {
-        convolve(w, layer, part == MIXER_SHORT_CONV ? LLAMAC_BUFFER_MIX : LLAMAC_BUFFER_CONV_OUT);
-        if (part == MIXER_DELTA_NET) delta_rule(w, layer);
+        convolve(w, layer, mixer == MIXER_SHORT_CONV ? LLAMAC_BUFFER_MIX : LLAMAC_BUFFER_CONV_OUT);
+        if (mixer == MIXER_DELTA_NET) delta_rule(w, layer);
         if (is_mamba) scan(w, layer);
         if (!is_second) observe_no_attention(w);
     }
@@ -232,6 +232,6 @@ static void part_out(struct writer *w, const struct layer *layer, enum mixer par
 void plan_mixer_out(struct writer *w, const struct layer *layer) {
     const enum mixer mixer = layer->record->mixer;
     const int both = mixer == MIXER_ATTENTION_MAMBA2;
-    part_out(w, layer, both ? MIXER_ATTENTION : mixer, 0);
-    if (both) part_out(w, layer, MIXER_MAMBA2, 1);
+    mix_and_project(w, layer, both ? MIXER_ATTENTION : mixer, 0);
+    if (both) mix_and_project(w, layer, MIXER_MAMBA2, 1);
 }
