@@ -12,36 +12,54 @@
 #include "random_weights.h"
 #include "sha256.h"
 
-// dtype: of the matrices; 0 gives each matrix a different one.
-// experts: per layer, 2 of them active; such a model also has norms of q and k, scales, caps and every norm placement.
-// window: of every second layer. rope_dim: rotated dimensions of a head; 0: all.
-// norm_after_rope: norms of each head of q and k after RoPE.
-// features: every norm placement, sinks, scaled queries, limited activations, norms with weights per head, layers that
-// read the keys of layer 1, a second RoPE table for long contexts.
-// encoder: attention to both sides, 3 types, and norms of the residual stream itself.
-// bias_distance: biases of scores for distances up to it; without encoder, the embedding is also normed.
-// layered: layers differ in their heads, of some the keys are also the values, values are normed, the last layer reads
-// the keys of another, layers have scales, embeddings of their own and every norm placement; experts have norms and
-// factors.
-// recurrent: two of three layers are Gated DeltaNets, the others have a gate for each element of their result; 2: for
-// each head.
-// mamba: every second layer is Mamba 2, with limits of its steps; enum state_norm: of these layers.
-// beside: Mamba 2 layers have attention, too.
-// parts: layers alternate between Mamba 2, a network, attention, and experts without gates.
-// mixers: routers with sigmoids, groups and biases for the choice; 1: every second layer is a short convolution.
-// chunks: windows are chunks, in layers with norms of rotated heads; the others have scaled queries and no RoPE.
-// Experts are weighted before their networks. With mixers, routers have neither groups nor biases.
-// latent: the width of the latent of keys and values; every norm placement, a latent of q in every second layer.
-// mtp: the number of the layer, from 1, that an MTP layer is like; 0: there is none.
-// trunk_dim: of the model that it drafts for; clusters: their number, of which 3 are used. 0: none.
-// eagle: an EAGLE-3 head for models of this dim, without an embedding; -dim: with its own, a normed stream and a cap.
-// eagle_norm: enum eagle_in_norm; with any norm, the next draft reads the normed output.
-// sub_norms: norms between the products of a layer; 2: and inputs of 8 bits with one scale per row.
+// What a tiny model is like. 0 leaves a feature out, unless its comment says more.
 struct tiny_shape {
-    int gpt2, dim, n_layers, n_heads, n_kv_heads, head_dim, ffn_dim, vocab, context;
-    int dtype, tied, biases, experts, window, rope_dim, norm_after_rope, features, layered, recurrent, mamba, beside,
-        parts, mixers, latent, encoder, mtp, sub_norms, bias_distance, chunks, trunk_dim, clusters, eagle,
-        eagle_norm;
+    // shape
+    int gpt2;                // as GPT-2: layer norms, learned positions, networks without gates
+    int dim, n_layers, n_heads, n_kv_heads, head_dim, ffn_dim, vocab, context;
+    int dtype;               // of the matrices; 0 gives each matrix a different one
+    int tied;                // the output matrix is the token embedding
+    int biases;              // the tensors that a model may have or lack, as biases
+    int layered;             // layers differ in their heads, of some the keys are also the values, values are normed,
+                             // the last layer reads the keys of another, layers have scales, embeddings of their own
+                             // and every norm placement; experts have norms and factors
+    int features;            // every norm placement, sinks, scaled queries, limited activations, norms with weights per
+                             // head, layers that read the keys of layer 1, a second RoPE table for long contexts
+
+    // norms, positions and activations
+    int rope_dim;            // rotated dimensions of a head; 0: all
+    int norm_after_rope;     // norms of each head of q and k after RoPE
+    int sub_norms;           // norms between the products of a layer; 2: and inputs of 8 bits with one scale per row
+    int bias_distance;       // biases of scores for distances up to it; without encoder, the embedding is also normed
+
+    // mixers
+    int window;              // of every second layer
+    int chunks;              // windows are chunks, in layers with norms of rotated heads; the others have scaled
+                             // queries and no RoPE. Experts are weighted before their networks. With mixers, routers
+                             // have neither groups nor biases
+    int latent;              // the width of the latent of keys and values; every norm placement, a latent of q in every
+                             // second layer
+    int encoder;             // attention to both sides, 3 types, and norms of the residual stream itself
+    int recurrent;           // two of three layers are Gated DeltaNets, the others have a gate for each element of
+                             // their result; 2: for each head
+    int mamba;               // every second layer is Mamba 2, with limits of its steps; enum state_norm: of these
+                             // layers
+    int beside;              // Mamba 2 layers have attention, too
+    int parts;               // layers alternate between Mamba 2, a network, attention, and experts without gates
+
+    // experts
+    int experts;             // per layer, 2 of them active; such a model also has norms of q and k, scales, caps and
+                             // every norm placement
+    int mixers;              // routers with sigmoids, groups and biases for the choice; 1: every second layer is a
+                             // short convolution
+
+    // drafters
+    int mtp;                 // the number of the layer, from 1, that an MTP layer is like; 0: there is none
+    int trunk_dim;           // of the model that it drafts for
+    int clusters;            // their number, of which 3 are used
+    int eagle;               // an EAGLE-3 head for models of this dim, without an embedding; -dim: with its own, a
+                             // normed stream and a cap
+    int eagle_norm;          // enum eagle_in_norm; with any norm, the next draft reads the normed output
 };
 
 // ---- building the file
