@@ -44,8 +44,10 @@ struct eval {
     struct cancel cancel;
 };
 
-// Which of the two kinds of runs a chunk is (session.h).
-static inline int run_kind(const struct eval *e) { return e->n_rows > REDUNDANT_ROWS; }
+// Which kind of run a chunk is.
+static inline enum run_kind run_kind(const struct eval *e) {
+    return e->n_rows > REDUNDANT_ROWS ? RUN_MANY_ROWS : RUN_FEW_ROWS;
+}
 
 static inline int computes_queries(const struct eval *e) { return e->part != PART_KEYS; }
 // Returns whether the run computes keys and values of a layer. A layer that shares another's never does.

@@ -346,7 +346,8 @@ static void add_layer_embedding(const struct worker *w, struct residual *stream,
 // only between layers, because within a layer members read their own results without a barrier.
 static void rebalance(void *eval, const struct member *member) {
     const struct eval *e = eval;
-    const int kind = run_kind(e), count = member->count;
+    const enum run_kind kind = run_kind(e);
+    const int count = member->count;
     struct thread_scratch *threads = e->session->scratch.threads;
     double speeds[BALANCED_MAX];
     int64_t ns = 0;

@@ -21,6 +21,9 @@ enum {
     REDUNDANT_ROWS = 4,       // up to this many rows, each thread computes all norms instead of meeting at a barrier
 };
 
+// The kinds of runs, by their rows: at most REDUNDANT_ROWS, which are bound by memory bandwidth, or more.
+enum run_kind { RUN_FEW_ROWS, RUN_MANY_ROWS, N_RUN_KINDS };
+
 // The experts of each row in ascending order, and their weights: (rows, n_experts_used). The weight of a shared expert
 // with a gate: (rows).
 struct routes { int *experts; float *weights, *shared_weights; };
@@ -52,7 +55,7 @@ struct thread_scratch {
     float *lora_projected_rows;   // (PANEL_ROWS, rank): an adapter's a x
     float *lora_projected;    // the same as panels, for REDUNDANT_ROWS rows and all consumers
     float *attention;         // the parts of tile_layout
-    struct pace paces[2];     // in runs of each kind
+    struct pace paces[N_RUN_KINDS];   // in runs of each kind
     uint64_t bytes_read;      // since the last step, if the session measures (profile.h)
     int64_t step_began;       // of the first thread
     uint8_t *memory;          // the part of scratch.memory that contains these buffers
@@ -182,9 +185,8 @@ struct llamac_session {
     uint8_t *free_states[LLAMAC_MAX_DRAFTS];   // (n_free_states): pages of discarded drafts, for those of this call
     int n_free_states;
     struct scratch scratch;
-    // for each kind of run: those with at most REDUNDANT_ROWS rows, which are bound by memory bandwidth, and others
-    struct contention contention[2];
-    struct balance balance[2];
+    struct contention contention[N_RUN_KINDS];
+    struct balance balance[N_RUN_KINDS];
     llamac_step_cost *profile;    // (n_layers, LLAMAC_N_STEPS), the caller's; or NULL
 };
 

@@ -12,7 +12,7 @@
 #include "rope.h"
 #include "session.h"
 
-enum { CHUNK = 256 };   // positions whose rotations are in memory at once
+enum { ROTATED_AT_ONCE = 256 };   // positions whose rotations are in memory at once
 
 // The pages of one group: the new ones of positions from first * KV_PAGE on are targets[first] to targets[end - 1].
 // Page i of the content that moves is from[i] in memory, and goes to to[i]: the pages themselves, or copies of those on
@@ -23,7 +23,8 @@ struct shift {
     struct llamac_session *session;
     int sequence, begin, by, length;   // of the new sequence; positions from `begin` on come from `by` later
     struct moved_pages *pages;         // (n_groups)
-    float *rotations;                  // (RoPE tables, CHUNK, head_dim): rope_dim / 2 cosines, then as many sines
+    float *rotations;                  // (RoPE tables, ROTATED_AT_ONCE, head_dim): rope_dim / 2 cosines, then as many
+                                       // sines
 };
 
 // ---- checks
@@ -205,7 +206,7 @@ static void copy_value(int dtype, struct place from, struct place to, int value_
 }
 
 static float *rotation_of(const struct shift *x, int table, int index) {
-    return x->rotations + ((size_t)table * CHUNK + (size_t)index) * x->session->model->config->head_dim;
+    return x->rotations + ((size_t)table * ROTATED_AT_ONCE + (size_t)index) * x->session->model->config->head_dim;
 }
 
 // Moves one key. rotation: NULL if the layer has no RoPE. key: (head_dim), for the numbers.
@@ -220,7 +221,7 @@ static void move_key(const struct llamac_session *s, struct place from, struct p
     if (is_q8) copy_key_codes(from, to, head_dim, rotation ? ceil_div(2 * half, GROUP_COLUMNS) : 0);
 }
 
-// Moves the positions from `first` on, at most CHUNK, of one KV head of a layer.
+// Moves the positions from `first` on, at most ROTATED_AT_ONCE, of one KV head of a layer.
 static void move_head(const struct shift *x, int l, int head, int first, int last, float *key) {
     const struct llamac_session *s = x->session;
     const struct layer *layer = &s->model->layers[l];
@@ -238,13 +239,13 @@ static void move_head(const struct shift *x, int l, int head, int first, int las
     }
 }
 
-// A member's share of the rotations, then of the heads, for each chunk of positions.
+// A member's share of the rotations, then of the heads, for ROTATED_AT_ONCE positions at a time.
 static void move(void *argument, const struct member *member) {
     const struct shift *x = argument;
     const struct llamac_model *m = x->session->model;
     float *key = x->session->scratch.threads[member->index].attention;
-    for (int first = x->begin; first < x->length; first += CHUNK) {
-        const int n = min_int(CHUNK, x->length - first);
+    for (int first = x->begin; first < x->length; first += ROTATED_AT_ONCE) {
+        const int n = min_int(ROTATED_AT_ONCE, x->length - first);
         int i, last;
         pool_share(member, n, &i, &last);
         for (; i < last; i++)
@@ -271,12 +272,13 @@ static int move_positions(struct shift *x, llamac_error *err) {
     struct llamac_session *s = x->session;
     const struct config *c = s->model->config;
     if (session_reserve_rows(s, 1, 1, err)) return -1;   // scratch for the current number of threads
-    x->rotations = mem_alloc((size_t)c->n_rope * CHUNK * c->head_dim + 1, sizeof *x->rotations, "rotations", err);
+    x->rotations = mem_alloc((size_t)c->n_rope * ROTATED_AT_ONCE * c->head_dim + 1, sizeof *x->rotations, "rotations",
+                             err);
     x->pages = x->rotations ? mem_alloc((size_t)s->n_groups, sizeof *x->pages, "lists of pages", err) : NULL;
     if (!x->pages) return -1;
     for (int g = 0; g < s->n_groups; g++)
         if (take_targets(x, g, err) || (s->device && read_copies(x, g, err))) return -1;
-    pool_run(&(struct pool_job){ s->threads, 0, move, x }, &s->contention[1], NULL);
+    pool_run(&(struct pool_job){ s->threads, 0, move, x }, &s->contention[RUN_MANY_ROWS], NULL);
     return 0;
 }
 

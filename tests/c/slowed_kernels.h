@@ -4,6 +4,7 @@
 #ifndef LLAMAC_SLOWED_KERNELS_H
 #define LLAMAC_SLOWED_KERNELS_H
 #include <stdint.h>
+#include <string.h>
 #include "clock.h"
 #include "session.h"
 
@@ -42,7 +43,7 @@ static void slowed_gemm(const struct gemm *g) {
     const int64_t started = now_ns();
     slowed.kernels->gemm(g);
     slow_down(started, times_of(thread));
-    if (slowed.keeps_equal_shares) thread->paces[0] = thread->paces[1] = (struct pace){ 0 };   // never enough is known
+    if (slowed.keeps_equal_shares) memset(thread->paces, 0, sizeof thread->paces);   // never enough is known
 }
 
 static void slowed_attend(const struct attend *a) {

@@ -22,7 +22,7 @@ static void draw_shares(struct shares *shares, int count, uint64_t *state) {
 }
 
 static void draw_all_shares(llamac_session *s, uint64_t *state) {
-    for (int kind = 0; kind < 2; kind++) draw_shares(&s->balance[kind].shares, s->threads, state);
+    for (int kind = 0; kind < N_RUN_KINDS; kind++) draw_shares(&s->balance[kind].shares, s->threads, state);
 }
 
 // Computes N positions of one sequence in chunks of up to max_chunk rows, each with other shares.
@@ -155,7 +155,7 @@ static void a_slow_thread_gets_less_work(void) {
     prefill(s, 0, N, wide.vocab, expected);
     slowed.times[1] = 6;
     slow_session(s);
-    const struct shares *shares = &s->balance[1].shares;
+    const struct shares *shares = &s->balance[RUN_MANY_ROWS].shares;
     for (int i = 0; i < 200 && !(shares->count && units(shares, 1) < SHARE_UNITS / 3); i++) {
         CHECK(!llamac_truncate(s, 0, 0, &err), "%s", err.message);
         prefill(s, 0, N, wide.vocab, logits);
