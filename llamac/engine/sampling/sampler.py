@@ -35,7 +35,7 @@ class Sampler:
 
     Attributes:
         params: The request's parameters.
-        core: The core's sampling settings.
+        settings: The core's sampling settings.
         history: The tokens and bans that the core applies to a draw; None if nothing adjusts the logits.
         stop_ids: Tokens that end the generation.
     """
@@ -49,7 +49,7 @@ class Sampler:
             prompt: Ids of the prompt.
         """
         self.params = params
-        self.core = params.core()
+        self.settings = params.core()
         self.history: _core.History | None = None
         self.stop_ids = frozenset(params.stop_token_ids if params.ignore_eos else _all_stop_ids(model, params))
         self._n_ids = model.n_token_ids
@@ -65,7 +65,7 @@ class Sampler:
         check_token_ids(params, self._n_ids)
         if params.banned_strings:
             self._banned_strings = BannedStrings(params.banned_strings, model.tokenizer._token_index)
-        self._is_adjusting = self._adjusts()  # whether the core applies the history
+        self._is_adjusting = self._needs_adjusting()  # whether the core applies the history
         if self._is_adjusting:
             self._adjust(model)
         if self._is_adjusting or params.mirostat_tau:
@@ -75,7 +75,7 @@ class Sampler:
         if params.guide is not None:
             from llamac.guided.constraint import Constraint
 
-            may_force = not self._bans() and not params.logits_processors
+            may_force = not self._forbids_tokens() and not params.logits_processors
             self._constraint = Constraint(
                 params.guide,
                 model.tokenizer,
@@ -125,18 +125,18 @@ class Sampler:
                 return
             self.history = _core.History(array("i"))
         if not self._is_adjusting:
-            self.core.adjust()
+            self.settings.adjust()
             self._is_adjusting = True
         self.history.allow(mask)
         self._mask = mask
 
-    def _adjusts(self) -> bool:
+    def _needs_adjusting(self) -> bool:
         """Whether anything other than logits processors changes logits before the filters."""
         names = ("repetition_penalty", "presence_penalty", "frequency_penalty", "dry_multiplier", "logit_bias")
         changed = any(getattr(self.params, name) != LIBRARY_DEFAULTS[name] for name in (*names, "banned_tokens"))
         return changed or self._banned_strings is not None or self.params.min_tokens > 0
 
-    def _bans(self) -> bool:
+    def _forbids_tokens(self) -> bool:
         """Whether tokens of a text must not occur, if only at its beginning."""
         params = self.params
         return bool(self._banned or params.banned_strings or (params.min_tokens and params.stop_token_ids))
@@ -151,7 +151,7 @@ class Sampler:
         breakers = None
         if params.dry_multiplier and params.dry_sequence_breakers:
             breakers = _bits(model.tokenizer._token_index.containing(map(str.encode, params.dry_sequence_breakers)))
-        self.core.adjust(
+        self.settings.adjust(
             bias_ids=array("i", bias),
             bias=array("f", bias.values()),
             repetition_penalty=params.repetition_penalty,
@@ -226,7 +226,7 @@ class Sampler:
         if (forced := self._prepare()) is not None:
             return forced
         if not self.in_python:
-            return core.sample(self.core, self._n_ids, position, self.history)
+            return core.sample(self.settings, self._n_ids, position, self.history)
         return self.draw_from(core.copy_logits(self._n_ids), core.tokens(0) if ids is None else ids, position)
 
     def device_draw(self, position: int) -> Draw | None:
@@ -273,7 +273,7 @@ class Sampler:
         import numpy as np
 
         if self.history is not None:
-            _core.adjust_logits(row.data, self.core, self.history)
+            _core.adjust_logits(row.data, self.settings, self.history)
         if not self.in_python:
             return
         given = np.array(list(ids), np.int32)
@@ -321,7 +321,7 @@ class Sampler:
     def _sample(self, row: NDArray[np.float32], position: int) -> int:
         """Draw from a row of logits that has been changed."""
         try:
-            return _core.sample(row.data, self.core, position, self.history, adjusted=True)
+            return _core.sample(row.data, self.settings, position, self.history, adjusted=True)
         except LlamacError as failure:
             what = "logits processors" if self.params.logits_processors else "bias, penalties and bans of the request"
             raise ArgumentError(f"{failure}, after the {what}") from failure
@@ -357,9 +357,9 @@ def draw_rows(
         )
     ]
     if rows := [i for i, token in enumerate(drawn) if token is None]:
-        cores = [samplers[i].core for i in rows]
+        settings = [samplers[i].settings for i in rows]
         states = [samplers[i].history for i in rows]
-        in_core = _core.sample_rows(logits, n, cores, [positions[i] for i in rows], states, threads, rows)
+        in_core = _core.sample_rows(logits, n, settings, [positions[i] for i in rows], states, threads, rows)
         for i, token in zip(rows, in_core, strict=True):
             drawn[i] = token
     return cast("list[int | LlamacError]", drawn)

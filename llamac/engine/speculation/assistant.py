@@ -73,7 +73,7 @@ class AssistantDrafter(Drafter):
             begun, hidden, position = time.perf_counter(), rows.place(1 + len(found) % 2, 1), len(ids) + len(found)
             with drawing_on_device(session, [sampler.device_draw(position)], core) as drawn:
                 head.run(array("i", (token, self.place, place, 1)), inputs, hidden)
-            token = core.sample(sampler.core, self._n_ids, position) if drawn[0] is None else drawn[0]
+            token = core.sample(sampler.settings, self._n_ids, position) if drawn[0] is None else drawn[0]
             found.append(token)
             self.observe(time.perf_counter() - begun)
             inputs = hidden

@@ -165,7 +165,7 @@ class DraftModel(Drafter):
         found: list[int] = []
         while True:
             position, token = len(ids) + len(found), drawn[0]
-            found.append(session._core.sample(sampler.core, self._n_ids, position) if token is None else token)
+            found.append(session._core.sample(sampler.settings, self._n_ids, position) if token is None else token)
             if len(found) == n:
                 return found
             begun = time.perf_counter()

@@ -142,7 +142,7 @@ class MtpDrafter(Drafter):
             if not found:
                 self._places.extend(new)
             token = drawn[0]
-            found.append(core.sample(sampler.core, self._n_ids, position) if token is None else token)
+            found.append(core.sample(sampler.settings, self._n_ids, position) if token is None else token)
             if len(rows) // 4 <= TIMED_ROWS:
                 self.observe(time.perf_counter() - begun)
             if len(found) == n:
