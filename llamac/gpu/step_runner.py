@@ -341,9 +341,16 @@ class StepRunner:
             self._driver,
             self._shape.rows,
             Router(
-                *(step.n_experts, step.n_used, step.normalized, step.is_sigmoid, step.n_groups, step.n_groups_used),
-                *(step.eps, step.scale, self._operands.address(step.choice_bias)),
-                self._operands.address(step.factors),
+                n_experts=step.n_experts,
+                n_used=step.n_used,
+                normalized=step.normalized,
+                is_sigmoid=step.is_sigmoid,
+                n_groups=step.n_groups,
+                n_groups_used=step.n_groups_used,
+                eps=step.eps,
+                scale=step.scale,
+                choice_bias=self._operands.address(step.choice_bias),
+                factors=self._operands.address(step.factors),
             ),
             buffers["router"],
             buffers["experts"],
@@ -358,8 +365,11 @@ class StepRunner:
             step.n_used,
             buffers["experts"],
             buffers["weights"],
-            buffers["masks"],
-            *(buffers["starts"], buffers["pair_rows"], buffers["pair_of"], buffers["pair_weights"]),
+            scratch=buffers["masks"],
+            starts=buffers["starts"],
+            pair_rows=buffers["pair_rows"],
+            pair_of=buffers["pair_of"],
+            pair_weights=buffers["pair_weights"],
         )
         launches.tile_pairs(self._driver, buffers["starts"], step.n_experts, self._pairs, buffers["tiles"])
 
@@ -415,8 +425,17 @@ class StepRunner:
         x, add, norm = self._buffers["x"], step.add, step.norm
         packed = self._packed_with(norm, norm.output)
         layer_launches.add_and_norm(
-            *(self._driver, self._shape.rows, add.width, x, self._buffers["branch"], add.scale),
-            *(self._operands.norm(add.norm), x, self._operands.norm(norm.norm), self._buffers[norm.output], 0, packed),
+            self._driver,
+            self._shape.rows,
+            add.width,
+            x,
+            branch=self._buffers["branch"],
+            scale=add.scale,
+            branch_norm=self._operands.norm(add.norm),
+            total=x,
+            weights=self._operands.norm(norm.norm),
+            y=self._buffers[norm.output],
+            packed=packed,
         )
         self._written("x")
         self._written(norm.output, packed)
@@ -473,9 +492,11 @@ class StepRunner:
             self._driver,
             self._shape.rows,
             Mamba2(*sizes, step.step_min, step.step_max, *weights),
-            *(buffers["conv_out"], buffers["state_decay"], buffers["state_beta"]),
-            self._states(step.layer),
-            buffers["mix"],
+            xbc=buffers["conv_out"],
+            decay=buffers["state_decay"],
+            step=buffers["state_beta"],
+            states=self._states(step.layer),
+            mix=buffers["mix"],
         )
         self._written("mix")
 

@@ -128,7 +128,8 @@ def _dsml(name: str, block: str, *marks: str) -> Format:
         (
             *THINKING,
             Region(
-                *("calls", r'(?:<｜DSML｜(?:function|tool)_calls>\s*)?<｜DSML｜invoke name="(?P<name>[^"\n]+)">'),
+                "calls",
+                r'(?:<｜DSML｜(?:function|tool)_calls>\s*)?<｜DSML｜invoke name="(?P<name>[^"\n]+)">',
                 close=r"</｜DSML｜invoke>(?:\s*</｜DSML｜(?:function|tool)_calls>)?",
                 reader="parameters",
                 options={"tags": (tags[0], '">', "", tags[1]), "kind": '" string="'},
@@ -137,8 +138,10 @@ def _dsml(name: str, block: str, *marks: str) -> Format:
         (("｜DSML｜", *marks),),
         Writing(
             '<｜DSML｜invoke name="NAME">\nARGUMENTS</｜DSML｜invoke>',
-            (tags[0], f'" string="{IS_STRING}">', "", tags[1], "\n"),
-            *("\n", f"<｜DSML｜{block}>\n", f"\n</｜DSML｜{block}>"),
+            style=(tags[0], f'" string="{IS_STRING}">', "", tags[1], "\n"),
+            between="\n",
+            begin=f"<｜DSML｜{block}>\n",
+            end=f"\n</｜DSML｜{block}>",
             trigger=f"<｜DSML｜{block}>",
         ),
     )
@@ -152,12 +155,14 @@ FORMATS: dict[str, Format] = {
             "harmony",
             (
                 Region(
-                    *("calls", rf"{_START}<\|channel\|>\w+ to=(?:functions\.)?{NAME}{_TYPE}<\|message\|>"),
+                    "calls",
+                    rf"{_START}<\|channel\|>\w+ to=(?:functions\.)?{NAME}{_TYPE}<\|message\|>",
                     close=r"<\|(?:call|end|return)\|>",
                     reader="arguments",
                 ),
                 Region(
-                    *("calls", rf"{_START} to=(?:functions\.)?{NAME}\s*<\|channel\|>\w+{_TYPE}<\|message\|>"),
+                    "calls",
+                    rf"{_START} to=(?:functions\.)?{NAME}\s*<\|channel\|>\w+{_TYPE}<\|message\|>",
                     close=r"<\|(?:call|end|return)\|>",
                     reader="arguments",
                 ),
@@ -181,7 +186,8 @@ FORMATS: dict[str, Format] = {
             (("<|tool_call>call:",),),
             Writing(
                 "<|tool_call>call:NAMEARGUMENTS<tool_call|>",
-                *(GEMMA4, ""),
+                style=GEMMA4,
+                between="",
                 trigger="<|tool_call>",
                 free="<|channel>thought\nTEXT<channel|>",
             ),
@@ -190,12 +196,18 @@ FORMATS: dict[str, Format] = {
             "functiongemma",
             (
                 Region(
-                    *("calls", rf"<start_function_call>call:{NAME}", "<end_function_call>", "relaxed"), options=_QUOTED
+                    "calls",
+                    rf"<start_function_call>call:{NAME}",
+                    close="<end_function_call>",
+                    reader="relaxed",
+                    options=_QUOTED,
                 ),
             ),
             (("<start_function_call>",),),
             Writing(
-                *("<start_function_call>call:NAMEARGUMENTS<end_function_call>", FUNCTIONGEMMA, ""),
+                "<start_function_call>call:NAMEARGUMENTS<end_function_call>",
+                style=FUNCTIONGEMMA,
+                between="",
                 trigger="<start_function_call>",
             ),
         ),
@@ -221,7 +233,9 @@ FORMATS: dict[str, Format] = {
             (("<｜tool▁call▁begin｜>",), ("<｜tool▁calls▁begin｜>",)),
             Writing(
                 f"{_DEEPSEEK[0]}NAME{_DEEPSEEK[1]}ARGUMENTS{_DEEPSEEK[2]}",
-                *(None, "", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+                between="",
+                begin="<｜tool▁calls▁begin｜>",
+                end="<｜tool▁calls▁end｜>",
                 trigger="<｜tool▁calls▁begin｜>",
             ),
         ),
@@ -240,7 +254,9 @@ FORMATS: dict[str, Format] = {
             (("<|tool_call_begin|>",),),
             Writing(
                 "<|tool_call_begin|>functions.NAME:NUMBER<|tool_call_argument_begin|>ARGUMENTS<|tool_call_end|>",
-                *(None, "", "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+                between="",
+                begin="<|tool_calls_section_begin|>",
+                end="<|tool_calls_section_end|>",
                 trigger="<|tool_calls_section_begin|>",
             ),
             call_id="functions.NAME:NUMBER",
@@ -250,10 +266,7 @@ FORMATS: dict[str, Format] = {
             (
                 Region("reasoning", r"\[THINK\]", r"\[/THINK\]", at_start=True),
                 *THINKING,
-                Region(
-                    *("calls", rf"\[TOOL_CALLS\]\s*{NAME}(?:\[CALL_ID\](?P<id>\w+))?\[ARGS\]"),
-                    reader="arguments",
-                ),
+                Region("calls", rf"\[TOOL_CALLS\]\s*{NAME}(?:\[CALL_ID\](?P<id>\w+))?\[ARGS\]", reader="arguments"),
                 Region("calls", r"\[TOOL_CALLS\]", reader="json"),
             ),
             (("[TOOL_CALLS]",),),
@@ -262,9 +275,12 @@ FORMATS: dict[str, Format] = {
         Format(
             "seed",
             (
-                Region(*("reasoning", r"<seed:think>(?:<seed:cot_budget_reflect>)?", r"</seed:think>"), at_start=True),
                 Region(
-                    *("calls", r"(?:<seed:tool_call>\s*)?<function=(?P<name>[^>\n]+)>"),
+                    "reasoning", r"<seed:think>(?:<seed:cot_budget_reflect>)?", close=r"</seed:think>", at_start=True
+                ),
+                Region(
+                    "calls",
+                    r"(?:<seed:tool_call>\s*)?<function=(?P<name>[^>\n]+)>",
                     close=r"</function>(?:\s*</seed:tool_call>)?",
                     reader="parameters",
                     options=_PARAMETERS,
@@ -283,7 +299,8 @@ FORMATS: dict[str, Format] = {
             (
                 *THINKING,
                 Region(
-                    *("calls", r'(?:<minimax:tool_call>\s*)?<invoke name="(?P<name>[^"\n]+)">'),
+                    "calls",
+                    r'(?:<minimax:tool_call>\s*)?<invoke name="(?P<name>[^"\n]+)">',
                     close=r"</invoke>(?:\s*</minimax:tool_call>)?",
                     reader="parameters",
                     options={"tags": ('<parameter name="', '">', "", "</parameter>")},
@@ -292,8 +309,10 @@ FORMATS: dict[str, Format] = {
             (("<minimax:tool_call>",),),
             Writing(
                 '<invoke name="NAME">\nARGUMENTS</invoke>',
-                ('<parameter name="', '">', "", "</parameter>", "\n"),
-                *("\n", "<minimax:tool_call>\n", "\n</minimax:tool_call>"),
+                style=('<parameter name="', '">', "", "</parameter>", "\n"),
+                between="\n",
+                begin="<minimax:tool_call>\n",
+                end="\n</minimax:tool_call>",
                 trigger="<minimax:tool_call>",
             ),
         ),
@@ -302,7 +321,8 @@ FORMATS: dict[str, Format] = {
             (
                 *THINKING,
                 Region(
-                    *("calls", r"(?:<tool_call>\s*)?<function=(?P<name>[^>\n]+)>"),
+                    "calls",
+                    r"(?:<tool_call>\s*)?<function=(?P<name>[^>\n]+)>",
                     close=r"</function>(?:\s*</tool_call>)?",
                     reader="parameters",
                     options=_PARAMETERS,
@@ -327,7 +347,10 @@ FORMATS: dict[str, Format] = {
             (
                 *THINKING,
                 Region(
-                    *("calls", r"<tool_call>\s*(?P<name>[^<\n]+)\n?", "</tool_call>", "parameters"),
+                    "calls",
+                    r"<tool_call>\s*(?P<name>[^<\n]+)\n?",
+                    close="</tool_call>",
+                    reader="parameters",
                     options={"tags": ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")},
                 ),
             ),
@@ -353,7 +376,11 @@ FORMATS: dict[str, Format] = {
             (*THINKING, Region("calls", r"<\|tool_call_start\|>", r"<\|tool_call_end\|>", "python")),
             (("<|tool_call_start|>",), ("<|tool_list_start|>",), ("List of tools: [",)),
             Writing(
-                *("NAME(ARGUMENTS)", PYTHON, ", ", "<|tool_call_start|>[", "]<|tool_call_end|>"),
+                "NAME(ARGUMENTS)",
+                style=PYTHON,
+                between=", ",
+                begin="<|tool_call_start|>[",
+                end="]<|tool_call_end|>",
                 trigger="<|tool_call_start|>",
             ),
         ),
@@ -362,7 +389,11 @@ FORMATS: dict[str, Format] = {
             (Region("calls", r"<function_calls>", r"</function_calls>", "python"),),
             (("<function_calls>",),),
             Writing(
-                *("NAME(ARGUMENTS)", OLMO3, "\n", "<function_calls>", "</function_calls>"),
+                "NAME(ARGUMENTS)",
+                style=OLMO3,
+                between="\n",
+                begin="<function_calls>",
+                end="</function_calls>",
                 trigger="<function_calls>",
             ),
         ),
@@ -375,7 +406,9 @@ FORMATS: dict[str, Format] = {
             (("<|tools_prefix|>",),),
             Writing(
                 '{"NAME": ARGUMENTS}',
-                *(None, ", ", "<|tools_prefix|>[", "]<|tools_suffix|>"),
+                between=", ",
+                begin="<|tools_prefix|>[",
+                end="]<|tools_suffix|>",
                 trigger="<|tools_prefix|>",
             ),
         ),
@@ -443,7 +476,9 @@ FORMATS: dict[str, Format] = {
             (("<|START_ACTION|>",),),
             Writing(
                 '{"tool_name": "NAME", "parameters": ARGUMENTS}',
-                *(None, ", ", "<|START_ACTION|>[", "]<|END_ACTION|>"),
+                between=", ",
+                begin="<|START_ACTION|>[",
+                end="]<|END_ACTION|>",
                 trigger="<|START_ACTION|>",
             ),
         ),
@@ -453,7 +488,9 @@ FORMATS: dict[str, Format] = {
             (("Action: ```json",), ("Write 'Action:' followed",), ("Write \\'Action:\\' followed",)),
             Writing(
                 '{\n        "tool_name": "NAME",\n        "parameters": ARGUMENTS\n    }',
-                *(None, ",\n    ", "Action: ```json\n[\n    ", "\n]\n```"),
+                between=",\n    ",
+                begin="Action: ```json\n[\n    ",
+                end="\n]\n```",
                 trigger="Action: ```json",
             ),
         ),
