@@ -253,17 +253,17 @@ def _integers(name: str, base: str, stored: Stored, layout: _Layout) -> IntegerT
         return f"misshaped: {base}{GROUPS} is {group_of.dtype} {group_of.shape}, expected {columns} integers"
     strides = (0, 1) if scheme.strategy == "tensor" else (n_groups, 1)
     return IntegerTensor(
-        words.path,
-        "f32",
-        (rows, columns),
-        (columns, 1),
-        words.offset,
-        base + SCALE,
-        Words(words, (rows, columns), scheme.bits, spills=spills),
-        zeros,
-        replace(scales, shape=(rows, n_groups), strides=strides),
-        width,
-        group_of,
+        path=words.path,
+        dtype="f32",
+        shape=(rows, columns),
+        strides=(columns, 1),
+        offset=words.offset,
+        name=base + SCALE,
+        codes=Words(words, (rows, columns), scheme.bits, spills=spills),
+        zeros=zeros,
+        scales=replace(scales, shape=(rows, n_groups), strides=strides),
+        width=width,
+        group_of=group_of,
         rounds_to=scales.dtype if scales.dtype in FLOATS else "f32",  # as the library computes products
     )
 

@@ -141,17 +141,17 @@ class Gptq:
                 f"({sizes})"
             )
         return IntegerTensor(
-            codes.path,
-            "f32",
-            (outputs, inputs),
-            contiguous_strides((outputs, inputs)),
-            codes.offset,
-            base + SCALES,
-            matrix,
-            offsets,
-            scales.transposed,
-            width or inputs,
-            group_of,
+            path=codes.path,
+            dtype="f32",
+            shape=(outputs, inputs),
+            strides=contiguous_strides((outputs, inputs)),
+            offset=codes.offset,
+            name=base + SCALES,
+            codes=matrix,
+            zeros=offsets,
+            scales=scales.transposed,
+            width=width or inputs,
+            group_of=group_of,
         )
 
 

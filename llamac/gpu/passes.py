@@ -37,7 +37,7 @@ class DeviceRows(NamedTuple):
     n: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Pass:
     """A chunk of an eval.
 
