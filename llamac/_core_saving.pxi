@@ -145,7 +145,7 @@ def snapshot(Session session not None):
     try:
         llamac_session_describe(session._ptr, &info)
         positions = info.page_positions
-        heads = [group[1] for group in kv_groups(session)]
+        heads = [kv_heads for _, kv_heads, *_ in kv_groups(session)]
         n_groups = <int>len(heads)
         found = []
         for i in range(session.n_sequences):

@@ -506,7 +506,7 @@ cdef class Session:
                 self._tokens._reserve(sequence, length + len(path) - 1)
             check(llamac_accept(self._ptr, c_draft, &err), &err)
             self.changes += 1
-            row = self._drafts[c_draft][4]
+            *_, row = self._drafts[c_draft]
             self._has_logits = row >= 0
             if row >= 0:
                 memcpy(self._logits, self._draft_logits + <size_t>row * self.vocab_size,

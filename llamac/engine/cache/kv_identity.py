@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llamac import _core
 from llamac.engine.identity import adapters_hash
@@ -19,6 +19,35 @@ if TYPE_CHECKING:
 
 LAYOUT = 1  # changes with the arrangement of numbers in a page
 FOLLOWERS = ("long_rope", "page_positions", "groups", "vocab_size")  # attributes that follow from the model
+
+
+class LayerGroup(NamedTuple):
+    """Layers whose keys and values have the same shape and the same window; the recurrent layers are a group, too.
+
+    Attributes:
+        window: The positions that a row sees; 0: all.
+        kv_heads: The KV heads of a layer; 0: the layers are recurrent.
+        head_dim: The width of a head.
+        page_bytes: Bytes of a page.
+    """
+
+    window: int
+    kv_heads: int
+    head_dim: int
+    page_bytes: int
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether the pages are states of recurrent layers."""
+        return not self.kv_heads
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+
+def layer_groups(core: _core.Session) -> tuple[LayerGroup, ...]:
+    """Return the groups of a session's layers; the recurrent layers are the last one."""
+    return tuple(LayerGroup(*group) for group in _core.kv_groups(core))
 
 
 @dataclass(frozen=True)
@@ -34,7 +63,7 @@ class KVIdentity:
         session_numerics: How the session's products round their inputs.
         long_rope: For each pair of RoPE tables, whether the session's context selects the long one.
         page_positions: Positions of a page.
-        groups: (window, KV heads, head_dim, bytes of a page) of each group of layers.
+        groups: The groups of layers.
         vocab_size: Logits of a row.
     """
 
@@ -46,7 +75,7 @@ class KVIdentity:
     session_numerics: str
     long_rope: tuple[bool, ...]
     page_positions: int
-    groups: tuple[tuple[int, int, int, int], ...]
+    groups: tuple[LayerGroup, ...]
     vocab_size: int
 
     def as_json(self) -> dict[str, Any]:
@@ -90,6 +119,6 @@ def kv_identity(session: Session) -> KVIdentity:
         session_numerics=session.numerics,
         long_rope=tuple(bool(original) and session.context > original for original in originals),
         page_positions=positions,
-        groups=tuple(_core.kv_groups(session._core)),
+        groups=layer_groups(session._core),
         vocab_size=session._core.vocab_size,
     )

@@ -105,8 +105,10 @@ def compute_again(source: Session, target: Session, lengths: Mapping[int, int] |
     for sequence in range(source._n_sequences):
         ids = array("i", source._core.tokens(sequence))
         known = source._core.common_prefix(ids, sequence)
-        if not ids and (lost := source._core.lost) is not None and lost[0] == sequence:
-            ids, known = array("i", lost[1]), lost[2]
+        if not ids and (lost := source._core.lost) is not None:
+            lost_sequence, tokens, unmoved = lost
+            if lost_sequence == sequence:
+                ids, known = array("i", tokens), unmoved
         wanted = len(ids) if lengths is None else lengths.get(sequence, len(ids))
         ids = ids[: min(wanted, known)]
         if len(ids) < wanted:

@@ -129,7 +129,7 @@ class PrefixStore:
         self._root = identity.digest()
         self._positions = identity.page_positions
         self._groups = identity.groups
-        page_bytes = sum(group[3] for group in self._groups)
+        page_bytes = sum(group.page_bytes for group in self._groups)
         if max_bytes < page_bytes:
             raise ArgumentError(f"prefix_dir_bytes is {max_bytes}, expected at least {page_bytes}, a page")
         self._max_bytes = max_bytes
@@ -161,7 +161,7 @@ class PrefixStore:
 
         n = 0
         # groups that need every page have those of all shorter prefixes; others need few, so the search stays linear
-        whole = [g for g, (window, heads, *_) in enumerate(self._groups) if heads and not window]
+        whole = [g for g, group in enumerate(self._groups) if not group.is_recurrent and not group.window]
         while n < len(keys) and all(exists(n, g) for g in whole):
             n += 1
         rest = [g for g in range(len(self._groups)) if g not in whole]
@@ -209,7 +209,7 @@ class PrefixStore:
     def restore(self, ids: array[int], loaded: Loaded, to: _core.Session, sequence: int) -> None:
         """Restore a prefix that was read to a sequence of another session of the model. Takes the pages."""
         n = loaded.length // self._positions
-        firsts = [self._needed(g, n).start if heads else 0 for g, (_, heads, *_) in enumerate(self._groups)]
+        firsts = [0 if group.is_recurrent else self._needed(g, n).start for g, group in enumerate(self._groups)]
         starts = array("i", [first * self._positions for first in firsts])
         n_bytes = sum(page.nbytes for page in loaded.pages)
         try:
@@ -231,7 +231,9 @@ class PrefixStore:
         now = time.time_ns()
         for g, start in enumerate(_core.first_positions(source, sequence)):
             whole = range(-(-start // self._positions), len(keys))
-            held = {page: page for page in whole} if self._groups[g][1] else self._states(source, sequence, len(keys))
+            held = {page: page for page in whole}
+            if self._groups[g].is_recurrent:
+                held = self._states(source, sequence, len(keys))
             for page, index in held.items():
                 path = self._path(keys[page], g)
                 if _is_own_file(path):
@@ -245,7 +247,7 @@ class PrefixStore:
         """Return the last of the first n pages at whose ends a sequence has a state, with the indexes of the states."""
         lengths = enumerate(_core.state_lengths(source, sequence))
         found = {length // self._positions - 1: i for i, length in lengths if length % self._positions == 0}
-        most = max(MIN_STATES, STATES_BYTES // self._groups[-1][3])
+        most = max(MIN_STATES, STATES_BYTES // self._groups[-1].page_bytes)
         return dict([(page, index) for page, index in found.items() if page < n][:most])
 
     def drain(self) -> bool:
@@ -279,9 +281,9 @@ class PrefixStore:
 
     def _needed(self, group: int, n: int) -> range:
         """Return the pages of a group that a sequence of n pages requires."""
-        window, heads, *_ = self._groups[group]
-        if not heads:
+        if self._groups[group].is_recurrent:
             return range(max(0, n - 1), n)
+        window = self._groups[group].window
         first = max(0, n * self._positions + 1 - window) // self._positions if window else 0
         return range(first, n)
 

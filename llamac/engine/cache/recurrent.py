@@ -8,16 +8,17 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING, SupportsIndex
 
-from llamac import _core
+from llamac.engine.cache.kv_identity import layer_groups
 
 if TYPE_CHECKING:
+    from llamac import _core
     from llamac.engine.model import Model
     from llamac.engine.session import Session
 
 
 def state_bytes(core: _core.Session) -> int:
     """Return the bytes of a state; 0 without recurrent layers, which are a group of layers without KV heads."""
-    return sum(group[3] for group in _core.kv_groups(core) if not group[1])
+    return sum(group.page_bytes for group in layer_groups(core) if group.is_recurrent)
 
 
 def is_recurrent(core: _core.Session) -> bool:

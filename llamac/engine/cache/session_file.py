@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 from llamac import _core
-from llamac.engine.cache.kv_identity import KVIdentity, kv_identity
+from llamac.engine.cache.kv_identity import KVIdentity, LayerGroup, kv_identity
 from llamac.errors import OutOfMemoryError, SessionFileError
 from llamac.format.private_files import remove_abandoned_in, replacing
 from llamac.format.strict_json import parse_object
@@ -82,7 +82,7 @@ class Head:
     def data_bytes(self) -> int:
         """Bytes after the JSON object."""
         logits = 4 * self.identity.vocab_size if self.logits_sha256 is not None else 0
-        pages = sum(self.identity.groups[group][3] for group in self.page_groups)
+        pages = sum(self.identity.groups[group].page_bytes for group in self.page_groups)
         return 4 * sum(sequence.length for sequence in self.sequences) + logits + pages
 
 
@@ -103,12 +103,13 @@ def save(session: Session, path: str | os.PathLike[str], *, sync: bool = True) -
     indexes: dict[int, int] = {}  # page address to index: shared pages are stored once
     stored: list[tuple[int, _core.Page, int, int]] = []  # group, page, and its positions in use
     sequences = []
-    has_states = any(not heads for _, heads, *_ in identity.groups)
+    has_states = any(group.is_recurrent for group in identity.groups)
     for ids, shift, starts, groups, states in found:
         length = len(ids) // 4
         for g, pages in enumerate(groups):
             for i, page in enumerate(pages, starts[g] // identity.page_positions):
-                begin = i * identity.page_positions if identity.groups[g][1] else 0  # a state is a page of its own
+                is_state = identity.groups[g].is_recurrent  # a page of its own
+                begin = 0 if is_state else i * identity.page_positions
                 first, last = max(0, starts[g] - begin), min(identity.page_positions, length - begin)
                 index = indexes.setdefault(page.address, len(stored))
                 if index < len(stored):
@@ -133,7 +134,7 @@ def save(session: Session, path: str | os.PathLike[str], *, sync: bool = True) -
         "page_sha256": digests,
     }
     place = BEGINNING.size + len(_json(head))  # of the data: all digests have the same length
-    data = len(tokens) + len(logits or b"") + sum(identity.groups[group][3] for group, *_ in stored)
+    data = len(tokens) + len(logits or b"") + sum(identity.groups[group].page_bytes for group, *_ in stored)
     remove_abandoned_in(Path(os.path.realpath(path)).parent)
     with replacing(Path(path), sync=sync) as file:
         file.seek(place)
@@ -257,7 +258,7 @@ def _read_tokens(file: BinaryIO, head: Head, name: str) -> array[int]:
 def _read_pages(file: BinaryIO, head: Head, session: Session, name: str) -> list[_core.Page | None]:
     """Read all pages. An earlier state for which there is no memory is checked, but left out."""
     pages: list[_core.Page | None] = [None] * len(head.page_groups)
-    sizes = [head.identity.groups[group][3] for group in head.page_groups]
+    sizes = [head.identity.groups[group].page_bytes for group in head.page_groups]
     places = list(accumulate(sizes, initial=file.tell()))
     last = {sequence.pages[-1][0] for sequence in head.sequences if sequence.states}
     earlier = set().union(*(sequence.pages[-1] for sequence in head.sequences if sequence.states)) - last
@@ -361,7 +362,7 @@ class _Fields:
             window, heads, head_dim, page_bytes = group
             if not 1 <= page_bytes < 1 << 40:
                 self._fail(f"groups[{index}]", f"has pages of {page_bytes} bytes, expected 1 to {(1 << 40) - 1}")
-            groups.append((window, heads, head_dim, page_bytes))
+            groups.append(LayerGroup(window, heads, head_dim, page_bytes))
         return KVIdentity(
             model=self.digest(self._get("model"), "model"),
             adapters=self.text("adapters") and self.digest(self._get("adapters"), "adapters"),
@@ -413,18 +414,17 @@ class _Fields:
         """The fields of a sequence."""
         length = self.whole("length", 0, context)
         shifted = None if self._get("shifted") is None else self.whole("shifted", 0, max(0, length - 1))
-        states = self.states(length) if any(not heads for _, heads, *_ in identity.groups) else ()
+        states = self.states(length) if any(group.is_recurrent for group in identity.groups) else ()
         starts, pages = self.list("starts", len(identity.groups)), self.list("pages", len(identity.groups))
         for field, values in (("starts", starts), ("pages", pages)):
             if len(values) != len(identity.groups):
                 self._fail(field, f"has {len(values)} entries, expected one per group, {len(identity.groups)}")
         end = -(-length // identity.page_positions)
         for g, (start, indexes) in enumerate(zip(starts, pages, strict=True)):
-            window = identity.groups[g][0]
+            window = identity.groups[g].window
             most = max(0, length + 1 - window) if window and length else 0
             self._whole(start, f"starts[{g}]", 0, most)
-            is_recurrent = not identity.groups[g][1]
-            count = len(states) if is_recurrent else end - start // identity.page_positions
+            count = len(states) if identity.groups[g].is_recurrent else end - start // identity.page_positions
             if not isinstance(indexes, list) or len(indexes) != count:
                 self._fail(f"pages[{g}]", f"is {indexes!r:.40}, expected a list of {count} pages")
             for i, index in enumerate(indexes):
