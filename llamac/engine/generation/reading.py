@@ -168,24 +168,11 @@ def reading_of(
     tools, mode, name = chosen_tools(options)
     form = format_of(model, options.tool_format, template, has_tools=bool(tools))
     wants = tools is not None and mode != "none"
-    guide: Guide | None = None
-    strict = [tool for tool in tools or () if tool["function"].get("strict") is True]
     if form is None and mode == "required":
         raise ArgumentError(f"tool_choice is {options.tool_choice!r}, but {UNKNOWN}")
-    if answer is not None and wants and form is not None and form.writing.call:
-        from llamac.tools.grammar import calls_guide
-
-        relaxed = [tool if tool in strict else _with_any_arguments(tool) for tool in tools or ()]
-        parallel = options.parallel_tool_calls
-        guide = calls_guide(form, relaxed, model.tokenizer, parallel=parallel, answer=answer)
-    elif answer is None and wants and form is not None and (mode == "required" or (strict and form.has_calls)):
-        from llamac.tools.grammar import calls_guide
-
-        allowed = [tool for tool in tools or () if name is None or tool["function"]["name"] == name]
-        parallel = options.parallel_tool_calls and name is None
-        among = mode != "required"
-        if not among or form.writing.trigger:
-            guide = calls_guide(form, allowed, model.tokenizer, parallel=parallel, among_text=among)
+    guide: Guide | None = None
+    if wants and form is not None:
+        guide = _guide_of(model, form, tools or [], mode, name, answer, parallel=options.parallel_tool_calls)
     reading = Reading(
         form or PLAIN,
         parameters_of(tools or ()),
@@ -196,6 +183,43 @@ def reading_of(
         prompt=prompt[-PROMPT_TAIL:] if form is None or form.anchor is None else prompt,
     )
     return reading, guide
+
+
+def _guide_of(
+    model: ModelFile,
+    form: Format,
+    tools: list[dict[str, Any]],
+    mode: str,
+    name: str | None,
+    answer: Mapping[str, Any] | None,
+    *,
+    parallel: bool,
+) -> Guide | None:
+    """The guide for calls or an answer, or for calls; None: nothing has to be forced.
+
+    Args:
+        model: The model.
+        form: The model's format.
+        tools: The tools.
+        mode: The kind of choice (chosen_tools).
+        name: The tool to call, if any.
+        answer: As in `reading_of`.
+        parallel: Whether an answer can have several calls.
+    """
+    is_required = mode == "required"
+    strict = [tool for tool in tools if tool["function"].get("strict") is True]
+    if answer is not None and not form.writing.call:
+        return None
+    if answer is None and not is_required and not (strict and form.has_calls and form.writing.trigger):
+        return None
+    from llamac.tools.grammar import calls_guide
+
+    if answer is not None:
+        relaxed = [tool if tool in strict else _with_any_arguments(tool) for tool in tools]
+        return calls_guide(form, relaxed, model.tokenizer, parallel=parallel, answer=answer)
+    allowed = [tool for tool in tools if name is None or tool["function"]["name"] == name]
+    parallel = parallel and name is None
+    return calls_guide(form, allowed, model.tokenizer, parallel=parallel, among_text=not is_required)
 
 
 def _with_any_arguments(tool: dict[str, Any]) -> dict[str, Any]:
