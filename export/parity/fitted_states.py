@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +38,11 @@ STEP = 1e-6  # of a number whose effect is measured
 ENOUGH = 0.99  # of the squared error may be left after a pass, or the fit is at its end
 NEGLIGIBLE = 1e-12  # singular values of scaled normal equations
 CHANGED = 1e-3  # a smaller relative change of a vector is none
-PASSES_OF_BIAS, DAMPING, MOST_DAMPING, SETTLED = 120, 1e-2, 1e6, 0.999
+PASSES_OF_BIAS = 120
+DAMPING = 1e-2  # of the first step, relative to the diagonal of the normal equations
+MOST_DAMPING = 1e6  # the fit ends beyond
+RAISED, LOWERED = 4, 5  # damping is multiplied after a step that was no better, and divided after one that was
+SETTLED = 0.999  # of the squared error may be left after a step of little damping, or the fit is at its end
 FARTHEST = 1.0  # that a number of a bias moves in a step: beyond, the slope of its activation is another
 ROWS_OF_ORDERS = 8  # that are compared to find the order of heads
 LARGEST = 1 << 26  # numbers of the largest matrix of a fit
@@ -343,12 +347,12 @@ def _fitted_bias(run: _Layer, name: str, bias: Array, work: Work) -> Array:
             step = np.clip(_step_of_bias(run, bias, damping), -FARTHEST, FARTHEST)
             now = left(bias + step)
             if not now < error:
-                damping *= 4
+                damping *= RAISED
                 if damping > MOST_DAMPING:
                     break
                 continue
             is_settled = now > SETTLED * error and damping < DAMPING
-            bias, damping, error = bias + step, damping / 5, now
+            bias, damping, error = bias + step, damping / LOWERED, now
             if is_settled:
                 break
     return bias
@@ -361,11 +365,7 @@ def _cost_of_step(run: _Layer) -> float:
 
 
 def _step_of_bias(run: _Layer, bias: Array, damping: float) -> Array:
-    """The damped least-squares step of a convolution's bias (Levenberg and Marquardt).
-
-    In each group of heads, the state is a sum over earlier tokens s of (C_t B_s) L_ts x_s. A number of the bias of x
-    moves one column of the output, so it is eliminated; those of B and C, and the scale of each row, remain.
-    """
+    """The damped least-squares step of a convolution's bias (Levenberg and Marquardt), of each group of heads alone."""
     name, record = f"layers.{run.layer}.mamba", run.record
     n, heads, width = run.expected.shape
     groups, dim = record.state_key_heads, record.state_key_dim
@@ -384,35 +384,104 @@ def _step_of_bias(run: _Layer, bias: Array, damping: float) -> Array:
         own = slice(group * per, (group + 1) * per)
         of_x = slice(group * per * width, (group + 1) * per * width)
         of_b, of_c = (slice(start + group * dim, start + (group + 1) * dim) for start in (values, values + keys))
-        x, dx = (part[:, of_x].reshape(n, per, width) for part in (mixed, slopes))
-        (b, db), (c, dc) = ([part[:, one] for part in (mixed, slopes)] for one in (of_b, of_c))
-        scale, ours, lags = factors[:, own], run.expected[:, own], kernel[:, :, own]
-        weights = np.einsum("tm,sm->ts", c, b)[:, :, None] * lags
-        now = np.einsum("tsh,shp->thp", weights, x) + skip[own, None] * x
-        of_columns = scale * (np.einsum("tsh,shp->thp", weights, dx) + skip[own, None] * dx)
-        shared = [
-            scale[..., None] * c[:, None, None] * np.einsum("tsh,sm,shp->thpm", lags, db, x, optimize=True),
-            scale[..., None] * dc[:, None, None] * np.einsum("tsh,sm,shp->thpm", lags, b, x, optimize=True),
-        ]
-        moved, unknown = scale * now, [*shared]
-        error = _scaled_like(moved, ours, (1, 2)) - moved if run.groups else ours - moved
-        if run.groups:  # the scales of rows
-            unknown.append(moved[..., None] * np.eye(n)[:, None, None])
-        matrix = np.concatenate(unknown, axis=3).reshape(n, per * width, -1)
-        columns, target = of_columns.reshape(n, -1), error.reshape(n, -1)
-        lengths = np.maximum((columns * columns).sum(axis=0), np.finfo(np.float64).tiny)
-        shares = np.einsum("tc,tcu->cu", columns, matrix) / lengths[:, None]
-        share = (columns * target).sum(axis=0) / lengths
-        flat, kept = matrix.reshape(-1, matrix.shape[2]), lengths / (1 + damping)
-        gram = flat.T @ flat
-        squares = np.maximum(np.diag(gram), np.finfo(np.float64).tiny)
-        gram += np.diag(np.where(np.arange(len(gram)) < 2 * dim, damping * squares, 0.0))
-        gram -= (shares.T * kept) @ shares
-        rest, scales = flat.T @ target.reshape(-1) - shares.T @ (kept * share), np.sqrt(squares)
-        numbers = least_squares(gram / np.outer(scales, scales), rest / scales, NEGLIGIBLE) / scales
-        solved[of_x] = (share - shares @ numbers) / (1 + damping)
+        x, b, c = (
+            _Sloped(mixed[:, part].reshape(n, *shape), slopes[:, part].reshape(n, *shape))
+            for part, shape in ((of_x, (per, width)), (of_b, (dim,)), (of_c, (dim,)))
+        )
+        columns, matrix, target = _jacobian_of_group(
+            x, b, c, kernel[:, :, own], skip[own], factors[:, own], run.expected[:, own], has_scales=bool(run.groups)
+        )
+        solved[of_x], numbers = _eliminated_step(columns, matrix, target, damping, 2 * dim)
         solved[of_b], solved[of_c] = numbers[:dim], numbers[dim : 2 * dim]
     return solved
+
+
+class _Sloped(NamedTuple):
+    """What the activation gives, and its slope there."""
+
+    value: Array
+    slope: Array
+
+
+def _jacobian_of_group(
+    x: _Sloped,
+    b: _Sloped,
+    c: _Sloped,
+    lags: Array,
+    skip: Array,
+    scale: Array,
+    expected: Array,
+    *,
+    has_scales: bool,
+) -> tuple[Array, Array, Array]:
+    """How the rows of a group of heads depend on the biases of x, B and C, and how far they are from the expected ones.
+
+    A row is scale_thp (sum over s of (C_t B_s) L_tsh x_shp + skip_h x_thp), for token t, head h and its channel p.
+
+    Args:
+        x: (tokens, heads, width)
+        b: (tokens, dim)
+        c: (tokens, dim)
+        lags: (tokens t, tokens s, heads) L: the steps and decays between two tokens, 0 for later ones.
+        skip: (heads)
+        scale: (tokens, heads, width) The gate and the weight of the norm.
+        expected: (tokens, heads, width)
+        has_scales: Whether a norm follows: the scale of each row is then unknown, too.
+
+    Returns:
+        (tokens, channels) The derivatives by the bias of x, each number of which moves its own channel only.
+        (tokens, channels, unknowns) Those by the biases of B and C, dim numbers each, and by the scales of rows.
+        (tokens, channels) What is missing to the expected rows.
+    """
+    n = len(x.value)
+    weights = np.einsum("tm,sm->ts", c.value, b.value)[:, :, None] * lags
+    now = np.einsum("tsh,shp->thp", weights, x.value) + skip[:, None] * x.value
+    columns = scale * (np.einsum("tsh,shp->thp", weights, x.slope) + skip[:, None] * x.slope)
+    unknown = [
+        scale[..., None] * of_c[:, None, None] * np.einsum("tsh,sm,shp->thpm", lags, of_b, x.value, optimize=True)
+        for of_c, of_b in ((c.value, b.slope), (c.slope, b.value))
+    ]
+    moved = scale * now
+    missing = expected - moved
+    if has_scales:
+        missing = _scaled_like(moved, expected, (1, 2)) - moved
+        unknown.append(moved[..., None] * np.eye(n)[:, None, None])
+    matrix = np.concatenate(unknown, axis=3)
+    return columns.reshape(n, -1), matrix.reshape(n, -1, matrix.shape[3]), missing.reshape(n, -1)
+
+
+def _eliminated_step(
+    columns: Array, matrix: Array, target: Array, damping: float, n_damped: int
+) -> tuple[Array, Array]:
+    """The damped least-squares solution (own, shared) of columns * own + matrix @ shared = target.
+
+    Each number of `own` occurs in one column, so its block D of the normal equations is diagonal. The Schur complement
+    of D has only the shared unknowns: (G - S^T D^-1 S) shared = r - S^T D^-1 q, with the block G of the shared
+    unknowns, the block S of both, and the right sides r and q.
+
+    Args:
+        columns: (tokens, channels)
+        matrix: (tokens, channels, unknowns)
+        target: (tokens, channels)
+        damping: Adds this part of the diagonal to it, in D and for the first `n_damped` unknowns.
+        n_damped: How many of the shared unknowns are damped.
+
+    Returns:
+        (channels) The own numbers.
+        (unknowns) The shared ones.
+    """
+    lengths = np.maximum((columns * columns).sum(axis=0), np.finfo(np.float64).tiny)
+    shares = np.einsum("tc,tcu->cu", columns, matrix) / lengths[:, None]
+    share = (columns * target).sum(axis=0) / lengths
+    flat, kept = matrix.reshape(-1, matrix.shape[2]), lengths / (1 + damping)
+    gram = flat.T @ flat
+    squares = np.maximum(np.diag(gram), np.finfo(np.float64).tiny)
+    gram += np.diag(np.where(np.arange(len(gram)) < n_damped, damping * squares, 0.0))
+    gram -= (shares.T * kept) @ shares
+    rest, scales = flat.T @ target.reshape(-1) - shares.T @ (kept * share), np.sqrt(squares)
+    shared = least_squares(gram / np.outer(scales, scales), rest / scales, NEGLIGIBLE) / scales
+    own: Array = (share - shares @ shared) / (1 + damping)
+    return own, shared
 
 
 # ---- the order of heads
