@@ -13,7 +13,7 @@ from llamac.format.strips import CODEBOOKS, FLOATS
 
 Array: TypeAlias = NDArray[np.float64]
 Floats: TypeAlias = NDArray[np.float32]
-KV_PAGE = 64  # positions
+KV_PAGE = 64  # positions: KV_PAGE of csrc/kv_layout.h
 
 
 def rounded_inputs(x: Array, dtype: str, numerics: Numerics) -> Array:

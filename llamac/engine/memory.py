@@ -29,6 +29,7 @@ SESSION_BYTES = 4 + 16  # per token of the vocabulary: a session's logits, and t
 ENGINE_BYTES = 4 + 16  # the same per request of an engine
 # Python objects of a tokenizer per token, if the core encodes. `Tokenizer.memory` is the measured size, if larger.
 TOKEN_BYTES = 64
+KV_PAGE = 64  # positions of a page: KV_PAGE of csrc/kv_layout.h
 
 
 # ---- results
@@ -414,14 +415,14 @@ def _largest_context(model: Model, limit: int | None, maximum: int, kv_dtype: KV
     """Return the largest context of one sequence that fits, up to `maximum`, in whole pages if smaller; 0: none."""
     if plan_memory(model, limit, maximum, kv_dtype=kv_dtype).fits:
         return maximum
-    low, high = 0, maximum // 64
+    low, high = 0, maximum // KV_PAGE
     while low < high:
         middle = (low + high + 1) // 2
-        if plan_memory(model, limit, middle * 64, kv_dtype=kv_dtype).fits:
+        if plan_memory(model, limit, middle * KV_PAGE, kv_dtype=kv_dtype).fits:
             low = middle
         else:
             high = middle - 1
-    return low * 64
+    return low * KV_PAGE
 
 
 # ---- now

@@ -21,9 +21,13 @@ if TYPE_CHECKING:
 FEW_ROWS, MANY_ROWS = 8, 64  # rows of a tile: kernels/products_few.cuh and the others
 MANY_STRIPS = (8, 4, 2)  # strips that a block of threads can compute for many rows; of floats always the first number
 FEW_FLOAT_STRIPS = 2  # the same for few rows of floats
+FEW_COLUMNS = 96  # of a stage, for few rows of floats: kernels/products_float.cu
+RING_BYTES, WIDE_RING_BYTES = 4736, 6784  # of a warp's ring of blocks, and of wide ones: kernels/products_few.cuh
+WARP_TERMS = 2048  # floats for the terms of each warp: kernels/products_few.cuh
 BLOCK_COLUMNS = 128  # that packed inputs hold together: kernels/inputs.cuh
 MOST_PARTS = 3  # of a launch: kernels/epilogue.cuh
 _WARP = 32
+_STRIP_PADDING = 64  # bytes after a strip of floats in shared memory: few_stage of kernels/products_float.cu
 STRIP_ROWS = 16
 # Pairs of dtypes that products of one row can mix in a launch: the kernels of kernels/products_mixed.cu.
 MIXED = (("q4", "q8"), ("q4_k", "q6_k"))
@@ -314,7 +318,8 @@ def _held(dtype: str, rows: str) -> int:
 def _few_float_shared(dtype: str) -> int:
     """The shared memory of a block for few rows of floats: some stages (few_stage of kernels/products_float.cu)."""
     stages, weight = (4, 4) if dtype == "f32" else (6, 2)
-    return stages * (FEW_FLOAT_STRIPS * (96 * STRIP_ROWS * weight + 64) + FEW_ROWS * 96 * 4)
+    strips = FEW_FLOAT_STRIPS * (FEW_COLUMNS * STRIP_ROWS * weight + _STRIP_PADDING)
+    return stages * (strips + FEW_ROWS * FEW_COLUMNS * 4)
 
 
 def _few_warps(driver: Driver, blocks: int, shapes: Sequence[Matrix], m: int, held: int) -> tuple[int, int]:
@@ -341,8 +346,8 @@ def _few_shared(warps: int, shape: Matrix, m: int) -> int:
     is_wide, terms = name in _WIDE_BLOCKS, 4 if name in CODEBOOKS else 1
     blocks = ceil_div(ceil_div(shape.columns, BLOCK_COLUMNS << is_wide), warps) * warps << is_wide
     stride = 1 << (min(m, FEW_ROWS) - 1).bit_length()
-    floats = min(2048 * warps, blocks * terms * STRIP_ROWS * stride)
-    return warps * (6784 if is_wide else 4736) + 4 * (floats + floats // STRIP_ROWS)
+    floats = min(WARP_TERMS * warps, blocks * terms * STRIP_ROWS * stride)
+    return warps * (WIDE_RING_BYTES if is_wide else RING_BYTES) + 4 * (floats + floats // STRIP_ROWS)
 
 
 def embed(

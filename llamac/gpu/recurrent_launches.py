@@ -12,7 +12,7 @@ from llamac.gpu.driver import arguments, ceil_div
 if TYPE_CHECKING:
     from llamac.gpu.driver import Driver
 
-_HEADS_PER_BLOCK = 4  # kernels/recurrent.cu
+_HEADS_PER_BLOCK = 4  # WARPS_PER_BLOCK of kernels/recurrent.cu
 _COLUMNS = 16  # of a state, of a block of threads: of a delta net
 _SCAN_COLUMNS = 32  # of Mamba 2
 _SCAN_ROWS = 8

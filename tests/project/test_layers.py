@@ -377,20 +377,33 @@ def test_every_source_file_has_a_description() -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "constant", "header", "name"),
+    ("module", "constant", "file", "name"),
     [
-        ("llamac.engine.cache.session_file", "MAX_STATES", "session", "MAX_KEPT"),
-        ("llamac.gpu.passes", "KV_PAGE", "kv_layout", "KV_PAGE"),
-        ("llamac.gpu.layer_launches", "ATTENTION_BLOCK", "kv_layout", "ATTENTION_BLOCK"),
-        ("llamac.format.flatfile", "ALIGNMENT", "format", "FORMAT_ALIGNMENT"),
-        ("llamac.export.checkpoint", "STATE_MULTIPLE", "format", "STATE_DIM_MULTIPLE"),
-        ("llamac.export.hf.latent_config", "MULTIPLE", "format", "LATENT_DIM_MULTIPLE"),
-        ("llamac.export.gguf.latent", "MULTIPLE", "format", "LATENT_DIM_MULTIPLE"),
-        ("llamac.export.hf.assistant", "CLUSTER_MULTIPLE", "format", "CLUSTER_MULTIPLE"),
+        ("llamac.engine.cache.session_file", "MAX_STATES", "csrc/session.h", "MAX_KEPT"),
+        ("llamac.engine.memory", "KV_PAGE", "csrc/kv_layout.h", "KV_PAGE"),
+        ("llamac.gpu.passes", "KV_PAGE", "csrc/kv_layout.h", "KV_PAGE"),
+        ("llamac.export.rounding", "KV_PAGE", "csrc/kv_layout.h", "KV_PAGE"),
+        ("llamac.gpu.layer_launches", "ATTENTION_BLOCK", "csrc/kv_layout.h", "ATTENTION_BLOCK"),
+        ("llamac.format.flatfile", "ALIGNMENT", "csrc/format.h", "FORMAT_ALIGNMENT"),
+        ("llamac.export.checkpoint", "STATE_MULTIPLE", "csrc/format.h", "STATE_DIM_MULTIPLE"),
+        ("llamac.export.hf.latent_config", "MULTIPLE", "csrc/format.h", "LATENT_DIM_MULTIPLE"),
+        ("llamac.export.gguf.latent", "MULTIPLE", "csrc/format.h", "LATENT_DIM_MULTIPLE"),
+        ("llamac.export.hf.assistant", "CLUSTER_MULTIPLE", "csrc/format.h", "CLUSTER_MULTIPLE"),
+        ("llamac.gpu.launches", "FEW_ROWS", "llamac/gpu/kernels/products_few.cuh", "FEW_ROWS"),
+        ("llamac.gpu.launches", "RING_BYTES", "llamac/gpu/kernels/products_few.cuh", "RING_BYTES"),
+        ("llamac.gpu.launches", "WIDE_RING_BYTES", "llamac/gpu/kernels/products_few.cuh", "WIDE_RING_BYTES"),
+        ("llamac.gpu.launches", "WARP_TERMS", "llamac/gpu/kernels/products_few.cuh", "WARP_TERMS"),
+        ("llamac.gpu.launches", "FEW_COLUMNS", "llamac/gpu/kernels/products_float.cu", "FEW_COLUMNS"),
+        ("llamac.gpu.launches", "FEW_FLOAT_STRIPS", "llamac/gpu/kernels/products_float.cu", "FEW_STRIPS"),
+        ("llamac.gpu.launches", "MOST_PARTS", "llamac/gpu/kernels/epilogue.cuh", "MOST_PARTS"),
+        ("llamac.gpu.layer_launches", "_HEADS_PER_BLOCK", "llamac/gpu/kernels/heads.cu", "HEADS_PER_BLOCK"),
+        ("llamac.gpu.recurrent_launches", "_HEADS_PER_BLOCK", "llamac/gpu/kernels/recurrent.cu", "WARPS_PER_BLOCK"),
+        ("llamac.gpu.recurrent_launches", "_COLUMNS", "llamac/gpu/kernels/recurrent.cu", "STATE_COLUMNS"),
+        ("llamac.gpu.recurrent_launches", "_SCAN_ROWS", "llamac/gpu/kernels/recurrent.cu", "SCAN_ROWS"),
     ],
 )
-def test_constants_that_repeat_those_of_the_core_equal_them(module: str, constant: str, header: str, name: str) -> None:
-    (defined,) = re.findall(rf"^ +{name} = (\d+),", (CSRC / f"{header}.h").read_text(), flags=re.MULTILINE)
+def test_constants_that_repeat_those_of_c_equal_them(module: str, constant: str, file: str, name: str) -> None:
+    (defined,) = re.findall(rf"\b{name} = (\d+)(?:,| }})", (ROOT / file).read_text())
     assert getattr(importlib.import_module(module), constant) == int(defined)
 
 
