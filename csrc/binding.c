@@ -116,6 +116,8 @@ static void note_layer(struct llamac_model *m, const struct layer_record *record
     m->has_post_norms |= record->placement == PLACEMENT_POST || record->placement == PLACEMENT_SANDWICH ||
                          record->layer_embedding_dim > 0;
     m->has_normed_stream |= norms_stream(record->placement);
+    m->has_parallel_layer |= record->placement == PLACEMENT_PARALLEL;
+    m->has_sub_norms |= record->sub_norms == 1;
 }
 
 // Allocates the layers and their experts, and derives the model's maxima.

@@ -170,6 +170,8 @@ struct llamac_model {
     int has_expert_norms;                                     // whether any layer has experts_norm
     int has_post_norms;                                       // whether any layer norms branches before adding them
     int has_normed_stream;                                    // whether any layer norms the residual stream itself
+    int has_parallel_layer;                                   // whether any layer computes both branches in parallel
+    int has_sub_norms;                                        // whether any layer has attn_sub_norm and ffn_sub_norm
     struct kv_pool *kv;                                       // pages of sessions: not immutable, but thread-safe
     struct kv_pool *device_kv;                                // pages of sessions on a device; NULL: there is none
     struct kv_pool *head_kv;                                  // the same, of EAGLE-3 heads that draft for this model

@@ -13,6 +13,9 @@ enum {
     MAX_GRID_0_SCALE = 124,        // grid 0, which has the code of the largest magnitude, has multiples of 4
 };
 static const float MIN_MAGNITUDE = 0x1p-100f;   // a row whose magnitudes are all smaller is quantized to zeros
+// Where the search for the least error begins. It is below infinity, the error of excluded candidates, so these never
+// win.
+static const float WORSE_THAN_ANY = 3.4e38f;
 
 // A task, and what the positions of values mean: codes[g] gives the codes of grid g, nibbles the nibbles of grid 0.
 struct quantizer {
@@ -108,7 +111,7 @@ static v16 assign_compensated(const struct quantizer *q, const struct block *b, 
 static v16 best_compensated(const struct quantizer *q, const struct block *b, const struct candidates *c,
                             v16 zero_error, int8_t *nibbles, float *values) {
     const v16 infinity = v16_set1(__builtin_inff()), zero = v16_set1(0);
-    v16 best = zero, least = v16_set1(3.4e38f);
+    v16 best = zero, least = v16_set1(WORSE_THAN_ANY);
     for (int i = 0; i < CANDIDATES; i++) {
         v16 error = assign_compensated(q, b, c->scale[i], nibbles, values);
         error = v16_select_less(zero, v16_abs(c->scale[i]), error, zero_error);
@@ -176,7 +179,7 @@ INLINE v16 fit_block_linear(const int dtype, const struct block *b, int8_t *code
             error[j] = v16_add(error[j], v16_mul(weight, v16_mul(difference, difference)));
         }
     }
-    v16 best = zero, best_inverse = zero, least = v16_set1(3.4e38f);
+    v16 best = zero, best_inverse = zero, least = v16_set1(WORSE_THAN_ANY);
     UNROLL for (int j = 0; j < signs * SIZES; j++) {
         const v16 found = v16_select_less(zero, max, error[j], infinity);
         best = v16_select_less(found, least, scale[j], best);

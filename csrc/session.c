@@ -70,17 +70,6 @@ static void cut_stream_panels(struct arena *a, const struct llamac_model *m, siz
         panels[input] = arena_floats(a, inputs & 1u << input ? rows * input_words(input, width) : 0);
 }
 
-static int has_parallel_layer(const struct llamac_model *m) {
-    int any = 0;
-    for (uint32_t l = 0; l < m->config->n_layers; l++) any |= m->layers[l].record->placement == PLACEMENT_PARALLEL;
-    return any;
-}
-static int has_sub_norms(const struct llamac_model *m) {
-    int any = 0;
-    for (uint32_t l = 0; l < m->config->n_layers; l++) any |= m->layers[l].record->sub_norms == 1;
-    return any;
-}
-
 // The floats per row of `state_inputs`. In an EAGLE-3 head, it holds the normed states and, later, two vectors.
 static size_t state_inputs_width(const struct llamac_model *m) {
     const size_t states = m->drafter.in_norm ? (size_t)m->drafter.in.columns : 0;
@@ -96,7 +85,7 @@ static struct thread_scratch cut_thread_scratch(const struct llamac_session *s, 
                  normed = max_size(dim, (size_t)m->layer_embedding_in.rows),
                  pairs = (size_t)scratch->rows * (size_t)m->max_experts_used, start = a->used;
     struct thread_scratch local = {
-        .row = arena_floats(a, has_sub_norms(m) ? max_size(normed, widest) : normed),
+        .row = arena_floats(a, m->has_sub_norms ? max_size(normed, widest) : normed),
         .rounded = arena_floats(a, c->rounds_inputs ? widest : 0),
         .normed = arena_floats(a, experts ? REDUNDANT_ROWS * dim : 0),
         .router = arena_floats(a, router_scratch_floats(experts)),
@@ -143,7 +132,7 @@ static void cut_scratch(const struct llamac_session *s, struct scratch *scratch,
     cut_panels(a, m, rows, (int)mix, scratch->panels);
     scratch->lora_projected = arena_floats(a, lora_projected_floats(m, rows));
     // a layer is done with the buffers of its mixer before it computes gate and up, unless it computes both in parallel
-    const size_t attention_start = a->used;
+    const size_t mixer_start = a->used;
     scratch->q = arena_floats(a, rows * q_dim);
     scratch->k = arena_floats(a, rows * kv_dim);
     scratch->v = arena_floats(a, rows * kv_dim);
@@ -156,11 +145,11 @@ static void cut_scratch(const struct llamac_session *s, struct scratch *scratch,
     scratch->state_z = arena_floats(a, rows * m->max_state_z);
     scratch->state_beta = arena_floats(a, rows * state_heads);
     scratch->state_decay = arena_floats(a, rows * state_heads);
-    const size_t attention_end = a->used;
-    if (!has_parallel_layer(m)) a->used = attention_start;
+    const size_t mixer_end = a->used;
+    if (!m->has_parallel_layer) a->used = mixer_start;
     scratch->gate = arena_floats(a, rows * ffn);
     scratch->up = arena_floats(a, rows * ffn);
-    a->used = max_size(a->used, attention_end);
+    a->used = max_size(a->used, mixer_end);
     const size_t queries = scratch->blocks ? (size_t)min_int(scratch->rows, REDUNDANT_ROWS) * c->n_heads : 0;
     scratch->partials = arena_floats(a, queries * (size_t)scratch->blocks * partial_floats((int)head_dim));
     scratch->finished = arena_ints(a, queries);
