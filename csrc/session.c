@@ -242,8 +242,8 @@ int session_check_numerics(int numerics, llamac_error *err) {
 
 static int check_options(const struct llamac_model *model, const llamac_session_options *o, llamac_error *err) {
     const int max_context = (int)model->config->context;
-    if (o->n_sequences < 1 || o->n_sequences > 65536)
-        return bad_argument(err, "sequences is %d, expected 1 to 65536", o->n_sequences);
+    if (o->n_sequences < 1 || o->n_sequences > SESSION_MAX_SEQUENCES)
+        return bad_argument(err, "sequences is %d, expected 1 to %d", o->n_sequences, SESSION_MAX_SEQUENCES);
     if (o->context < 0 || o->context > max_context)
         return bad_argument(err, "context is %d, expected 1 to %d, the model's context", o->context, max_context);
     if (o->kv_dtype != 0 && o->kv_dtype != LLAMAC_F32 && o->kv_dtype != LLAMAC_F16 && o->kv_dtype != LLAMAC_Q8)

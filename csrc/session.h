@@ -18,6 +18,7 @@ enum {
     SHORT_ROWS = 16,          // longer evals execute queued evals of up to this many rows at their pauses
     MAX_KEPT = 16,            // kept states of a sequence (states.c)
     STATE_ALIGNMENT = 64,     // bytes of a recurrent layer's part of a state
+    SESSION_MAX_SEQUENCES = 65536,   // of a session
     REDUNDANT_ROWS = 4,       // up to this many rows, each thread computes all norms instead of meeting at a barrier
 };
 

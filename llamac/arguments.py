@@ -21,6 +21,7 @@ KV_NUMBERS: dict[KVDtype | None, int] = {None: 0, "f32": 1, "f16": 2, "q8": 4}  
 # How products round their inputs.
 Numerics: TypeAlias = Literal["exact", "fast"]
 NUMERICS: tuple[Numerics, ...] = get_args(Numerics)
+DEFAULT_SEQUENCES = 16  # requests that an engine computes at a time
 AUTO = "auto"  # the device: a GPU if it can be used, otherwise the CPU
 # When a model file's weights are read, see `llamac.load`.
 Memory: TypeAlias = Literal["map", "populate", "huge"]

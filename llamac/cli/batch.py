@@ -8,6 +8,7 @@ import sys
 from collections import deque
 
 from llamac import models
+from llamac.arguments import DEFAULT_SEQUENCES
 from llamac.cli.loading import load_model, shown_progress
 from llamac.cli.options import (
     ANY_MODEL,
@@ -32,7 +33,6 @@ from llamac.openai.batch_lines import Answer, Answering
 from llamac.openai.responses import fingerprint
 
 PHASE = "answering"
-MAX_SEQUENCES = 16
 QUEUED = 4  # requests in the engine, as a multiple of those that it computes at a time
 POLL_INTERVAL = 0.02  # seconds
 
@@ -69,7 +69,7 @@ def add_arguments(parser: Parser) -> None:
     add_conversion(parser.add_argument_group("conversion"))
     machine = parser.add_argument_group("machine")
     machine.add_argument(
-        "--max-sequences", type=int, default=MAX_SEQUENCES, metavar="N", help="requests to compute at the same time"
+        "--max-sequences", type=int, default=DEFAULT_SEQUENCES, metavar="N", help="requests to compute at the same time"
     )
     machine.add_argument(
         "--kv-tokens",

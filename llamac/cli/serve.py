@@ -11,6 +11,7 @@ from typing import Any
 
 from llamac import __version__
 from llamac import models as built_in
+from llamac.arguments import DEFAULT_SEQUENCES
 from llamac.cli.loading import load_model
 from llamac.cli.options import (
     Group,
@@ -50,7 +51,6 @@ from llamac.server.serving import (
 from llamac.server.settings import CLIENT_SECONDS, MAX_BODY_BYTES, Settings
 from llamac.sizes import parse_size
 
-MAX_SEQUENCES = 16
 MAX_QUEUE = 256
 PORT = 8000
 HOST = "127.0.0.1"
@@ -136,7 +136,7 @@ def _add_network(network: Group) -> None:
 
 def _add_limits(limits: Group) -> None:
     limits.add_argument(
-        "--max-sequences", type=int, default=MAX_SEQUENCES, metavar="N", help="requests to compute at the same time"
+        "--max-sequences", type=int, default=DEFAULT_SEQUENCES, metavar="N", help="requests to compute at the same time"
     )
     limits.add_argument(
         "--max-queue",

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from llamac.tools.message import Message
 
 
-MAX_SEQUENCES = 65536  # of a session
+MAX_SEQUENCES = 65536  # of a session: SESSION_MAX_SEQUENCES of csrc/session.h
 
 
 class Origin(NamedTuple):

@@ -15,6 +15,7 @@ STAGES: tuple[str, ...] = _core.stages()
 
 # Rows are flat: token, sequence, position (of drafts: parent), want_logits, token, ...
 Rows: TypeAlias = "array[int]"
+ROW = 4  # numbers of a row
 
 
 def as_ids(ids: Iterable[int]) -> array[int]:
@@ -70,11 +71,11 @@ def common_prefix(left: array[int], right: array[int]) -> int:
 def appended_rows(tokens: array[int], sequence: int, start: int, logits: str | None) -> Rows:
     """Return rows that append tokens to a sequence of length `start`. `logits` is "last", "all" or None."""
     rows = array("i", bytes(16 * len(tokens)))
-    rows[0::4] = tokens
-    rows[1::4] = array("i", [sequence]) * len(tokens)
-    rows[2::4] = array("i", range(start, start + len(tokens)))
+    rows[0::ROW] = tokens
+    rows[1::ROW] = array("i", [sequence]) * len(tokens)
+    rows[2::ROW] = array("i", range(start, start + len(tokens)))
     if logits == "all":
-        rows[3::4] = array("i", [1]) * len(tokens)
+        rows[3::ROW] = array("i", [1]) * len(tokens)
     elif logits == "last":
         rows[-1] = 1
     return rows
@@ -83,7 +84,7 @@ def appended_rows(tokens: array[int], sequence: int, start: int, logits: str | N
 def first_positions(rows: Sequence[int]) -> dict[int, int]:
     """The position of each sequence's first row: the lengths of the sequences before the rows are appended."""
     found: dict[int, int] = {}
-    for sequence, position in zip(rows[1::4], rows[2::4], strict=True):
+    for sequence, position in zip(rows[1::ROW], rows[2::ROW], strict=True):
         found.setdefault(sequence, position)
     return found
 
@@ -97,7 +98,7 @@ def packed_rows(rows: Sequence[tuple[int, int, int, bool]]) -> tuple[Rows, int]:
     packed = array("i")
     requested = 0
     for row in rows:
-        if not isinstance(row, Sequence) or len(row) != 4:
+        if not isinstance(row, Sequence) or len(row) != ROW:
             raise wrong_type("a row", row, "(token, sequence, position, whether to return its logits)")
         token, sequence, position, with_logits = row
         packed.extend(as_ids((token, sequence, position, int(bool(with_logits)))))

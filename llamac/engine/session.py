@@ -21,7 +21,7 @@ from llamac.engine.generating import Generating
 from llamac.engine.hardware import machine
 from llamac.engine.hardware.topology import announce_nodes
 from llamac.engine.observing import observe
-from llamac.engine.rows import STAGES, Rows, appended_rows, as_id, as_ids, draft_rows, packed_rows
+from llamac.engine.rows import ROW, STAGES, Rows, appended_rows, as_id, as_ids, draft_rows, packed_rows
 from llamac.engine.sampling.params import ResolvedParams, SamplingOverrides, SamplingParams, request_params, resolve
 from llamac.engine.sampling.sampler import Sampler
 from llamac.engine.speculation.draft_model import draft_model_of
@@ -285,7 +285,7 @@ class Session(Generating, Copyable, Savable, Closeable):
 
         self.length(sequence)  # checks the sequence
         rows = draft_rows(ids, parents, sequence)
-        out = np.empty((len(rows) // 4, self._core.vocab_size), np.float32)
+        out = np.empty((len(rows) // ROW, self._core.vocab_size), np.float32)
         if rows:
             self._run_drafts(rows, out.reshape(-1))
         else:

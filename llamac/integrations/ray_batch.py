@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from llamac import models
-from llamac.arguments import KV_DTYPES, KVDtype, Numerics
+from llamac.arguments import DEFAULT_SEQUENCES, KV_DTYPES, KVDtype, Numerics
 from llamac.engine.batching.engine import Engine
 from llamac.engine.sampling.params import SamplingParams
 from llamac.errors import ArgumentError, LlamacError, ModelError, UnsupportedError
@@ -27,7 +27,6 @@ from llamac.openai.batch_lines import Answering
 from llamac.progress import Progress, bars, silent
 from llamac.sources.loading import load
 
-MAX_SEQUENCES = 16
 AT_A_TIME = 3  # blocks that a worker has: while the longest answers of one end, it computes the next
 MAX_BLOCKS = 4096
 
@@ -54,7 +53,7 @@ def answer_file(
     model: str = models.CHAT,
     workers: int | None = None,
     threads: int | None = None,
-    max_sequences: int = MAX_SEQUENCES,
+    max_sequences: int = DEFAULT_SEQUENCES,
     context: int | None = None,
     kv_dtype: KVDtype | None = None,
     numerics: Numerics = "exact",
@@ -221,7 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--address", help="of the cluster (default: RAY_ADDRESS, else one that runs here)")
     parser.add_argument("--workers", type=int, metavar="N", help="processes that compute (default: what CPUs allow)")
     parser.add_argument("--threads", type=int, metavar="N", help="of a worker (default: CPUs of the smallest machine)")
-    parser.add_argument("--max-sequences", type=int, metavar="N", default=MAX_SEQUENCES, help="requests at a time")
+    parser.add_argument("--max-sequences", type=int, metavar="N", default=DEFAULT_SEQUENCES, help="requests at a time")
     parser.add_argument("--context", type=int, metavar="N", help="positions per request (default: the model's)")
     parser.add_argument("--kv-dtype", choices=KV_DTYPES, help="number format of the KV cache")
     parser.add_argument("--kv-tokens", type=int, metavar="N", help="positions in the KV cache of a worker")

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from llamac import models
-from llamac.arguments import KVDtype, Numerics
+from llamac.arguments import DEFAULT_SEQUENCES, KVDtype, Numerics
 from llamac.engine.batching.engine import Engine
 from llamac.engine.hardware.machine import plan_threads
 from llamac.errors import ArgumentError, UnsupportedError
@@ -70,7 +70,7 @@ class Arguments:
     threads: int | None = None
     num_replicas: int = 1
     max_replicas: int | None = None
-    max_sequences: int = 16
+    max_sequences: int = DEFAULT_SEQUENCES
     max_queue: int = 256
     context: int | None = None
     kv_dtype: KVDtype | None = None

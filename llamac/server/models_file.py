@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from llamac import models
-from llamac.arguments import KV_DTYPES, NUMERICS, KVDtype, Numerics, parse_adapters
+from llamac.arguments import DEFAULT_SEQUENCES, KV_DTYPES, NUMERICS, KVDtype, Numerics, parse_adapters
 from llamac.engine.sampling.params import SamplingParams
 from llamac.errors import ArgumentError
 
@@ -45,7 +45,7 @@ class ModelSettings:
     """
 
     context: int | None = None
-    max_sequences: int = 16
+    max_sequences: int = DEFAULT_SEQUENCES
     max_queue: int = 256
     kv_dtype: KVDtype | None = None
     numerics: Numerics = "exact"

@@ -380,6 +380,7 @@ def test_every_source_file_has_a_description() -> None:
     ("module", "constant", "file", "name"),
     [
         ("llamac.engine.cache.session_file", "MAX_STATES", "csrc/session.h", "MAX_KEPT"),
+        ("llamac.engine.model", "MAX_SEQUENCES", "csrc/session.h", "SESSION_MAX_SEQUENCES"),
         ("llamac.engine.memory", "KV_PAGE", "csrc/kv_layout.h", "KV_PAGE"),
         ("llamac.gpu.passes", "KV_PAGE", "csrc/kv_layout.h", "KV_PAGE"),
         ("llamac.export.rounding", "KV_PAGE", "csrc/kv_layout.h", "KV_PAGE"),

@@ -20,6 +20,7 @@ from llamac.engine.cache.prefix_cache import PrefixCache
 from llamac.engine.generation.logprobs import chunk_rows, score_rows, token_logprobs
 from llamac.engine.generation.output import FinishReason
 from llamac.engine.prompts.overflow import make_room
+from llamac.engine.rows import ROW
 from llamac.engine.sampling.device_draws import drawing_on_device
 from llamac.engine.sampling.sampler import draw_rows
 from llamac.engine.session import Session
@@ -201,10 +202,11 @@ class Batch:
             if request._beams is None:
                 draws[row] = request._output.sampler.device_draw(request._computed + request._pending)
         requests = [request for request, _ in shares]
-        states = self._drafters.states(self.running, len(rows) // 4)
+        n_rows = len(rows) // ROW
+        states = self._drafters.states(self.running, n_rows)
         begun = time.perf_counter()
         with drawing_on_device(self._session, draws) as tokens:
-            self._pass(requests, len(rows) // 4, lambda: self._session._compute(rows, logits, (), None, states))
+            self._pass(requests, n_rows, lambda: self._session._compute(rows, logits, (), None, states))
         self._drawn = {request: tokens[row] for request, row in zip(wanted, sampled, strict=True)}
         if all(request._pending == 1 for request, _ in shares):
             self._costs.observe(len(shares), time.perf_counter() - begun)
@@ -260,19 +262,20 @@ class Batch:
         rows, first = array("i"), {}
         draws: list[Draw | None] = []
         for request, guesses in drafts.items():
-            first[request] = place = len(rows) // 4
+            first[request] = place = len(rows) // ROW
             for i, token in enumerate([*request._next_ids(1), *guesses]):
                 rows.extend((token, request._slot, place + i - 1 if i else -1, 1))
                 draws.append(request._output.sampler.device_draw(request._computed + 1 + i))
-        logits = self._logits_of(len(rows) // 4)
-        states = self._drafters.states(self.running, len(rows) // 4)
+        n_rows = len(rows) // ROW
+        logits = self._logits_of(n_rows)
+        states = self._drafters.states(self.running, n_rows)
         begun = time.perf_counter()
         try:
             with drawing_on_device(self._session, draws) as drawn:
-                self._pass(list(drafts), len(rows) // 4, lambda: self._session._compute_drafts(rows, logits, states))
+                self._pass(list(drafts), n_rows, lambda: self._session._compute_drafts(rows, logits, states))
         except OutOfMemoryError:
             return False
-        cost = self._costs.observe(len(rows) // 4, time.perf_counter() - begun)
+        cost = self._costs.observe(n_rows, time.perf_counter() - begun)
         with sequences_changed():
             self._draw_drafts(drafts, logits, drawn, states, first, cost)
         return True

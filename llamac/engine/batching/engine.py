@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, overload
 
 from llamac import _core
-from llamac.arguments import KVDtype, Numerics, to_float, to_int, wrong_type
+from llamac.arguments import DEFAULT_SEQUENCES, KVDtype, Numerics, to_float, to_int, wrong_type
 from llamac.engine.batching.batch import Batch
 from llamac.engine.batching.beams import BeamRequest
 from llamac.engine.batching.candidates_request import CandidatesRequest
@@ -102,7 +102,7 @@ class Engine(Closeable):
         self,
         model: Model,
         *,
-        max_sequences: int = 16,
+        max_sequences: int = DEFAULT_SEQUENCES,
         kv_tokens: int | None = None,
         context: int | None = None,
         kv_dtype: KVDtype | None = None,

@@ -17,7 +17,7 @@ from bisect import bisect_left
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from llamac.engine.rows import appended_rows, common_prefix
+from llamac.engine.rows import ROW, appended_rows, common_prefix
 from llamac.engine.sampling.device_draws import drawing_on_device
 from llamac.engine.speculation.drafter import Drafter
 from llamac.engine.speculation.states import States, device_of, room_for
@@ -143,7 +143,7 @@ class MtpDrafter(Drafter):
                 self._places.extend(new)
             token = drawn[0]
             found.append(core.sample(sampler.settings, self._n_ids, position) if token is None else token)
-            if len(rows) // 4 <= TIMED_ROWS:
+            if len(rows) // ROW <= TIMED_ROWS:
                 self.observe(time.perf_counter() - begun)
             if len(found) == n:
                 return found
