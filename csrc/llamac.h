@@ -220,8 +220,8 @@ int llamac_model_adapt(llamac_model *model, const char *matrix, int rank, const 
                        size_t b_bytes, const float *scales, size_t n_scales, llamac_error *err);
 
 // Replaces a tensor's data in the file with `data`, or adds an optional tensor that the file does not have: strips of
-// any dtype for a matrix, f32 for a vector. A tied output matrix does not change with the embedding: to replace it, too,
-// call this also for "output.weight". Call this before the model's first session. `data` is borrowed until
+// any dtype for a matrix, f32 for a vector. A tied output matrix does not change with the embedding: call this also for
+// "output.weight" to replace it. Call this before the model's first session. `data` is borrowed until
 // llamac_model_close. Error: LLAMAC_BAD_ARGUMENT.
 int llamac_model_replace(llamac_model *model, const char *tensor, int dtype, const void *data, size_t bytes,
                          llamac_error *err);

@@ -140,8 +140,8 @@ static int pages_at_once(const struct llamac_session *s, const struct kv_group *
     return (g->window + KV_REWIND + chunk_rows(s)) / KV_PAGE + 2;
 }
 
-// Returns where the pages of a table end before an eval that computes positions up to `length`. A windowed group gets no
-// more than it needs at once: while chunks are computed, session_slide moves pages that left the window to the end.
+// Returns where the pages of a table end before an eval that computes positions up to `length`. A windowed group gets
+// no more than it needs at once: while chunks are computed, session_slide moves pages that left the window to the end.
 static int reserved_end(const struct llamac_session *s, const struct kv_group *g, const struct kv_table *kv,
                         int length) {
     const int wanted = ceil_div(length, KV_PAGE);
