@@ -150,6 +150,10 @@ int kv_page_is_shared(const uint8_t *page) {
     return __atomic_load_n(&header_of(page)->references, __ATOMIC_ACQUIRE) > 1;
 }
 
+int kv_page_references(const uint8_t *page) {
+    return __atomic_load_n(&header_of(page)->references, __ATOMIC_RELAXED);
+}
+
 void kv_page_release(uint8_t *page) {
     if (__atomic_sub_fetch(&header_of(page)->references, 1, __ATOMIC_ACQ_REL)) return;
     pool_lock();

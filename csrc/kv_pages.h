@@ -33,6 +33,8 @@ uint8_t *kv_page_alloc(struct kv_pool *pool, size_t page_bytes, size_t max_pages
 uint8_t *kv_page_share(uint8_t *page);
 // Returns whether a page has more than one reference. If it has one, only the caller can add another.
 int kv_page_is_shared(const uint8_t *page);
+// Returns the number of references, which other threads can change.
+int kv_page_references(const uint8_t *page);
 // Drops a reference. The last one returns the page to its slab, and the last page of a slab frees the slab.
 void kv_page_release(uint8_t *page);
 size_t kv_page_bytes(const uint8_t *page);

@@ -173,16 +173,11 @@ size_t session_pages_limit(const struct llamac_session *s, int length) {
     return bytes + (size_t)(length ? n_states : 0) * s->state_group.page_bytes;
 }
 
-// Returns whether the page at the end of a sequence is partial, so that the next rows write to it, and shared.
-static int shares_last_page(const struct kv_table *kv, int length) {
-    return length % KV_PAGE && kv_page_is_shared(kv->pages[length / KV_PAGE]);
-}
-
-// Replaces such a page with a copy.
+// Replaces the partial page at the end of a sequence with a copy if it is shared.
 static int own_last_page(struct llamac_session *s, const struct kv_group *g, struct kv_table *kv, int length,
                          llamac_error *err) {
-    if (!shares_last_page(kv, length)) return 0;
     uint8_t **last = &kv->pages[length / KV_PAGE];
+    if (length % KV_PAGE == 0 || !kv_page_is_shared(*last)) return 0;
     uint8_t *copy = session_take_page(s, g, err);
     if (!copy) return -1;
     const int failed = kv_page_copy(copy, *last, err);
@@ -196,8 +191,7 @@ size_t session_missing_bytes(const struct llamac_session *s, int sequence, int l
     size_t bytes = 0;
     for (int i = 0; i < s->n_groups && length > q->length; i++) {
         const struct kv_group *g = &s->groups[i];
-        const int pages = reserved_end(s, g, &q->kv[i], length) - q->kv[i].end;
-        bytes += (size_t)(max_int(0, pages) + shares_last_page(&q->kv[i], q->length)) * g->page_bytes;
+        bytes += (size_t)max_int(0, reserved_end(s, g, &q->kv[i], length) - q->kv[i].end) * g->page_bytes;
     }
     return bytes;
 }

@@ -88,18 +88,24 @@ static void thin_out(struct llamac_session *s, struct sequence *q) {
     remove_state(s, q, least);
 }
 
-// Takes one of the states whose pages are shared only if there are no others: their memory may stay in use.
+// Whether a page is only that of kept states of this session: the pool gets it back once these are dropped.
+static int is_droppable(const struct llamac_session *s, const uint8_t *page) {
+    int kept = 0;
+    for (int i = 0; i < s->n_sequences; i++)
+        for (int k = 0; k < s->sequences[i].n_states - 1; k++) kept += s->sequences[i].states[k].page == page;
+    return kv_page_references(page) == kept;
+}
+
 int session_drop_state(struct llamac_session *s) {
     struct sequence *from = NULL;
     struct loss smallest = { 0 };
-    int least = 0, least_shared = 0;
+    int least = 0;
     for (int i = 0; i < s->n_sequences; i++)
         for (int k = 0; k < s->sequences[i].n_states - 1; k++) {
             struct sequence *q = &s->sequences[i];
             const struct loss loss = loss_of(q, k);
-            const int shared = kv_page_is_shared(q->states[k].page);
-            if (from && (shared != least_shared ? shared : !is_less(loss, smallest))) continue;
-            from = q, least = k, smallest = loss, least_shared = shared;
+            if ((from && !is_less(loss, smallest)) || !is_droppable(s, q->states[k].page)) continue;
+            from = q, least = k, smallest = loss;
         }
     if (from) remove_state(s, from, least);
     return from != NULL;
@@ -148,16 +154,15 @@ static int spares_for(const struct llamac_session *s, int rows, int n_rows) {
     return !rows || !s->state_group.page_bytes ? 0 : rows > 1 && n_rows > CHUNK_ROWS ? 2 : 1;
 }
 
-// Returns the bytes of all states but the last one of each sequence, which the pool gets back if no other session holds
-// them.
+// Returns the bytes that session_drop_state can free.
 static size_t droppable_bytes(const struct llamac_session *s) {
     struct kv_count count = kv_count_start();
     for (int i = 0; i < s->n_sequences; i++)
-        if (s->sequences[i].n_states) kv_count_page(&count, s->sequences[i].states[s->sequences[i].n_states - 1].page);
-    const size_t last = count.bytes;
-    for (int i = 0; i < s->n_sequences; i++)
-        for (int k = 0; k < s->sequences[i].n_states - 1; k++) kv_count_page(&count, s->sequences[i].states[k].page);
-    return kv_count_end(&count) - last;
+        for (int k = 0; k < s->sequences[i].n_states - 1; k++) {
+            uint8_t *page = s->sequences[i].states[k].page;
+            if (is_droppable(s, page)) kv_count_page(&count, page);
+        }
+    return kv_count_end(&count);
 }
 
 int session_check_room(const struct llamac_session *s, const int *lengths, int n_rows, llamac_error *err) {
@@ -168,10 +173,11 @@ int session_check_room(const struct llamac_session *s, const int *lengths, int n
         const int spares = spares_for(s, lengths[i] - q->length, n_rows) - q->n_spares;
         missing += session_missing_bytes(s, i, lengths[i]) + (size_t)max_int(0, spares) * s->state_group.page_bytes;
     }
-    const size_t excess = kv_pool_excess(s->pages, missing), droppable = excess ? droppable_bytes(s) : 0;
+    // an eval that needs nothing computes even if the budget is now smaller than what is in use
+    const size_t excess = missing ? kv_pool_excess(s->pages, missing) : 0, droppable = excess ? droppable_bytes(s) : 0;
     if (excess <= droppable) return 0;
     return err_set(err, LLAMAC_NO_MEMORY,
-                   "with the %zu bytes that the eval needs, the KV caches of this model would exceed their budget by "
+                   "with the %zu bytes or more that the eval needs, the KV caches of this model would exceed their budget by "
                    "%zu bytes, and earlier states of recurrent layers take %zu. Truncate sequences, close sessions, or "
                    "raise the budget", missing, excess, droppable);
 }

@@ -317,6 +317,37 @@ static void kept_states_make_room_one_at_a_time(void) {
     CHECK(!strcmp(unused.message, "unused") && !unused.code, "%s", unused.message);
     CHECK(llamac_cut_length(s, 0, N - 1) == 192 && llamac_cut_length(s, 1, 99) == 0, "%d, %d",
           llamac_cut_length(s, 0, N - 1), llamac_cut_length(s, 1, 99));
+
+    // a row that needs no memory is computed also if the budget is less than what is in use
+    for (int i = 0; i < 2; i++) {
+        llamac_set_kv_budget(model, (size_t)i);
+        const llamac_row row = { 1, 1, 160 + i, 0 };
+        CHECK(!llamac_eval(s, &row, 1, NULL, NULL, &err), "%s", err.message);
+    }
+    llamac_set_kv_budget(model, 0);
+    llamac_session_close(&s);
+    close_shape();
+}
+
+// States whose memory another session uses are not dropped. Those that sequences of the session share are.
+static void shared_states_make_room_together(void) {
+    open_recurrent();
+    llamac_session *s = open_session(model, 2, 0, 1, NULL), *other = open_session(model, 1, 0, 1, NULL);
+    append(s, 0, 0, 100, "a prompt");
+    CHECK(!llamac_fork(s, 1, s, 0, 100, &err) && !llamac_fork(other, 0, s, 0, 100, &err), "%s", err.message);
+    const size_t page = s->groups[0].page_bytes;
+    const llamac_row both[] = { { 1, 0, 100, 0 }, { 1, 1, 100, 0 } };
+    llamac_set_kv_budget(model, llamac_kv_bytes(model) + page);
+    CHECK(llamac_eval(s, both, 2, NULL, NULL, &err) && err.code == LLAMAC_NO_MEMORY, "%s", err.message);
+    CHECK(llamac_cut_length(s, 0, 99) == 64 && llamac_cut_length(s, 1, 99) == 64, "%d, %d",
+          llamac_cut_length(s, 0, 99), llamac_cut_length(s, 1, 99));
+    llamac_session_close(&other);
+
+    // one copy of the partial page that the two share, and a state for each, of which sequence 0 has a spare page
+    llamac_set_kv_budget(model, llamac_kv_bytes(model) + page);
+    CHECK(!llamac_eval(s, both, 2, NULL, NULL, &err), "%s", err.message);
+    CHECK(llamac_cut_length(s, 0, 99) == 0 && llamac_cut_length(s, 1, 99) == 0, "%d, %d",
+          llamac_cut_length(s, 0, 99), llamac_cut_length(s, 1, 99));
     llamac_set_kv_budget(model, 0);
     llamac_session_close(&s);
     close_shape();
@@ -516,6 +547,7 @@ int main(int argc, char **argv) {
         RUN(cancelled_prompts_with_experts);
         RUN(kept_states_make_room);
     RUN(kept_states_make_room_one_at_a_time);
+    RUN(shared_states_make_room_together);
         RUN(a_restored_state_continues);
         RUN(earlier_states_are_restored);
         RUN(accepted_drafts_keep_states);
