@@ -197,8 +197,10 @@ TEMPLATES: dict[str, str] = {
     {%- if m.role == 'assistant' %}
         {%- if '<|channel|>' in (m.content or '') %}{{ raise_exception('a message of the assistant has tags of channels') }}{% endif %}
         {#- thoughts before the last answer are left out #}
-        {%- if m.reasoning and loop.index0 > ns.answer %}{{ '<|start|>assistant<|channel|>analysis<|message|>' ~ m.reasoning ~ '<|end|>' }}{% endif %}
         {%- if m.tool_calls %}
+            {%- if m.content and m.thinking %}{{ raise_exception('Cannot pass both content and thinking in an assistant message with tool calls!') }}{% endif %}
+            {%- set thought = m.content or m.thinking %}
+            {%- if thought and loop.index0 > ns.answer %}{{ '<|start|>assistant<|channel|>analysis<|message|>' ~ thought ~ '<|end|>' }}{% endif %}
             {%- set call = m.tool_calls[0].function %}{% set ns.called = call.name %}
             {{- '<|start|>assistant<|channel|>commentary to=functions.' ~ call.name ~ ' <|constrain|>json<|message|>' }}
             {{- call.arguments | tojson }}{{ '<|call|>' }}

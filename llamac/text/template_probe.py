@@ -147,8 +147,10 @@ class TemplateProbe:
         if self._call is None:
             return "same message"
         said = {"role": "assistant", "content": _FIFTH}
-        called, rest = _with_call(self._call), [_result(self.result_role or "user"), _ANSWERED, _ASKED_AGAIN]
-        if self._keeps([_ASKED, {**called, **said}, *rest]):
+        called, result = _with_call(self._call), _result(self.result_role or "user")
+        rest = [result, _ANSWERED, _ASKED_AGAIN]
+        # gpt-oss's template takes the text for reasoning, and drops it like all reasoning of an answered turn.
+        if self._keeps([_ASKED, {**called, **said}, result]) or self._keeps([_ASKED, {**called, **said}, *rest]):
             return "same message"
         if self._keeps([_ASKED, said, called, *rest]):
             return "message before"

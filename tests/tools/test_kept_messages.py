@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from chat_samples import TEMPLATES
 
 from llamac.engine.generation.reading import format_of
 from llamac.text import chat_process
@@ -87,6 +88,46 @@ def test_calls_are_text_where_a_template_refuses_a_second_message_for_them() -> 
     written = prompt(template, [USER, called("T"), RESULT, ANSWER, AGAIN])
     assert '[assistant]T\n<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>' in written
     assert prompt(template, [USER, called("")]) == '[user]U[assistant]<weather>{"city": "Oslo"}'
+
+
+def in_harmony(channel: str, text: str) -> str:
+    """A message of gpt-oss, or its call of a function and the result."""
+    if channel == "call":
+        return f"{in_harmony(f'commentary to=functions.{text} <|constrain|>json', '{}')[:-7]}<|call|>"
+    if channel == "result":
+        name, result = text.split("=")
+        return f'<|start|>functions.{name} to=assistant<|channel|>commentary<|message|>"{result}"<|end|>'
+    return f"<|start|>assistant<|channel|>{channel}<|message|>{text}<|end|>"
+
+
+def harmony_step(name: str, said: dict[str, Any]) -> list[dict[str, Any]]:
+    call = {"id": f"call{name}", "type": "function", "function": {"name": name, "arguments": "{}"}}
+    result = {"role": "tool", "tool_call_id": f"call{name}", "content": f"result of {name}"}
+    return [{"role": "assistant", "content": None, **said, "tool_calls": [call]}, result]
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
+def test_the_thoughts_of_a_turn_stay_beside_its_calls_until_its_answer(key: str) -> None:
+    """gpt-oss's template drops what it reads beside calls once an answer follows, and takes a text for an answer."""
+    template = TEMPLATES["harmony"]
+    turn = [
+        USER,
+        *harmony_step("f", {key: "T1"}),
+        *harmony_step("g", {key: "T2", "content": "C2"}),
+        *harmony_step("h", {"content": "C3"}),
+    ]
+    calls = [in_harmony("call", name) + in_harmony("result", f"{name}=result of {name}") for name in "fgh"]
+    thoughts = [in_harmony("analysis", text) for text in ("T1", "T2\nC2", "C3")]
+    user, begin = "<|start|>user<|message|>{}<|end|>", "<|start|>assistant"
+    steps = "".join(thought + call for thought, call in zip(thoughts, calls, strict=True))
+    assert prompt(template, turn).partition("<|end|>")[2] == user.format("U") + steps + begin
+    later = [*turn, ANSWER, AGAIN]
+    answered = user.format("U") + "".join(calls) + in_harmony("final", "A") + user.format("V")
+    assert prompt(template, later).partition("<|end|>")[2] == answered + begin
+    again = [*later, *harmony_step("f", {key: "T4", "content": "C4"})]
+    assert prompt(template, again).partition("<|end|>")[2] == (
+        answered + in_harmony("analysis", "T4\nC4") + calls[0] + begin
+    )
 
 
 def test_several_calls_are_several_messages_where_a_template_accepts_only_one() -> None:
