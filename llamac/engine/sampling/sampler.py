@@ -274,7 +274,7 @@ class Sampler:
 
         if self.history is not None:
             _core.adjust_logits(row.data, self.settings, self.history)
-        if not self.in_python:
+        if not self.params.logits_processors:
             return
         given = np.array(list(ids), np.int32)
         for process in self.params.logits_processors:
@@ -293,7 +293,8 @@ class Sampler:
         """Draw from a row of logits after the logits processors. The guide's mask also applies to their result.
 
         Where reasoning can begin, a draw without the mask decides whether it does. If not, a second draw with the mask
-        has a random number of its own: the first one has excluded the numbers that lead to the tag.
+        begins with the same logits, but has a random number of its own: the first draw has excluded the numbers that
+        lead to the tag.
 
         Args:
             logits: A buffer of float32, of which the first `n_ids` are used. It is not modified.
@@ -303,19 +304,18 @@ class Sampler:
         import numpy as np
 
         row = np.frombuffer(logits, np.float32)[: self._n_ids].copy()
-        openings, mask = self._openings, self._mask
-        if openings:
+        if openings := self._openings:
+            own, ids, mask = row.copy(), list(ids), self._mask
             self.allow(None)
-        self._change(row, ids)
-        if openings:
+            self._change(own, ids)
             assert self.history is not None
             mu = self.history.mu
-            if (token := self._sample(row, position)) in openings:
+            if (token := self._sample(own, position)) in openings:
                 return token
             self.history.mu = mu
             self.allow(mask)
-            self._exclude(row)
             position += MASKED
+        self._change(row, ids)
         return self._sample(row, position)
 
     def _sample(self, row: NDArray[np.float32], position: int) -> int:

@@ -214,6 +214,28 @@ def test_an_answer_without_reasoning_has_the_distribution_of_the_mask(helper: ll
         assert abs(counts[letter] - 250) < 5 * math.sqrt(220)
 
 
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_processors_see_the_mask_where_a_model_does_not_begin_to_reason(
+    temperature: float, helper: llamac.Model
+) -> None:
+    rows: list[Any] = []
+
+    def best(ids: Any, row: Any) -> None:
+        rows.append(row.copy())
+        row[row < np.partition(row, -5)[-5]] = -np.inf
+
+    chat = [{"role": "user", "content": "Hi"}]
+    options: dict[str, Any] = {"guide": NUMBER, "temperature": temperature, "seed": 1, "logits_processors": best}
+    found = helper.chat(chat, max_tokens=40, **options)
+    assert list(json.loads(found.text)) == ["a"]
+    assert np.isfinite(rows[0]).all()  # of the draw without the guide
+    guided = constraint.Constraint(NUMBER, helper.tokenizer, helper.special.stop_ids, helper.chat_ids(chat))
+    allowed = np.unpackbits(np.frombuffer(guided.mask() or b"", np.uint8), count=rows[1].size, bitorder="little")
+    assert np.array_equal(rows[1], np.where(allowed, rows[0], -np.inf))
+    with llamac.Engine(helper) as engine:
+        assert engine.chat(chat, max_tokens=40, **options).result(TIMEOUT).tokens == found.tokens
+
+
 @pytest.mark.parametrize("options", [{}, {"reasoning_effort": "high"}, {"reasoning_effort": "none"}])
 @pytest.mark.parametrize("forced", [False, True])
 def test_answers_that_a_model_would_end_within_its_reasoning_match(options: dict[str, Any], forced: bool) -> None:
