@@ -6,6 +6,7 @@ does not tell this reliably, but its prompts do. A template is probed once, and 
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import re
@@ -76,7 +77,8 @@ class TemplateProbe:
         if message.get("tool_calls") and not content:
             if self._call is None:
                 return message
-            return {**{key: value for key, value in message.items() if key != "content"}, **self._call[0]}
+            rest = {key: value for key, value in message.items() if key != "content"}
+            return {**rest, **copy.deepcopy(self._call[0])}  # callers may change parts of a content
         role = message.get("role")
         if isinstance(content, str) and isinstance(role, str) and self.form(role) == "parts":
             return in_parts(message)

@@ -79,6 +79,15 @@ def test_calls_beside_a_text_are_written(name: str) -> None:
     assert written.replace("T[assistant]<", "T<") == expected
 
 
+def test_a_continued_message_with_calls_changes_no_other_conversation() -> None:
+    template = beside("needs a first part")
+    chat: list[Any] = [USER, called("")]
+    written = ChatTemplate(template).render(chat)
+    ChatTemplate(template).render(chat, continue_final_message=True)
+    assert ChatTemplate(template).render(chat) == written
+    assert ChatTemplate(template + "{# probed later #}").render(chat) == written
+
+
 def test_calls_are_text_where_a_template_refuses_a_second_message_for_them() -> None:
     template = (
         "{% for m in messages %}{% if not loop.first and m.role == messages[loop.index0 - 1].role %}"
