@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from llamac.arguments import wrong_type
@@ -73,6 +74,7 @@ def prepared(
             raise ArgumentError(f"messages[{i}] has no 'content': expected a str or a list of parts")
     listed = [_as_text(message, f"messages[{i}].content", probe) for i, message in enumerate(listed)]
     listed = list(_with_calls_read(listed, template, probe))
+    listed = list(_with_calls_split(listed, probe))
     listed = _with_results_read(listed, probe)
     if tools:
         listed = _with_tools(listed, tools, template, probe)
@@ -211,12 +213,35 @@ def _with_calls_read(
         if place == "message before":
             yield {key: value for key, value in message.items() if key != "tool_calls"}
             message = {"role": message["role"], "tool_calls": message["tool_calls"]}
-        calls = message["tool_calls"]
-        if isinstance(calls, list) and len(calls) > 1 and probe.splits_calls:
-            yield {**message, "tool_calls": calls[:1]}
-            yield from ({"role": message["role"], "tool_calls": [call]} for call in calls[1:])
+        yield message
+
+
+def _with_calls_split(messages: Sequence[Mapping[str, Any]], probe: TemplateProbe) -> Iterator[Mapping[str, Any]]:
+    """Yield a message for each call, and its results after it, where the template does not write several calls."""
+    left = 0  # results of the last calls that follow
+    for i, message in enumerate(messages):
+        calls = message.get("tool_calls")
+        if left:
+            left -= 1
+        elif isinstance(calls, list) and len(calls) > 1 and probe.splits_calls:
+            results = list(takewhile(_is_result, messages[i + 1 :]))
+            places, left = _calls_of(results, calls), len(results)
+            for number, call in enumerate(calls):
+                yield {**(message if number == 0 else {"role": message["role"]}), "tool_calls": [call]}
+                yield from (result for result, place in zip(results, places, strict=True) if place == number)
         else:
             yield message
+
+
+def _is_result(message: Mapping[str, Any]) -> bool:
+    return message["role"] in (*RESULT_ROLES, "function")
+
+
+def _calls_of(results: Sequence[Mapping[str, Any]], calls: Sequence[Any]) -> list[int]:
+    """The number of each result's call: the only one with its id, or else the one at its place."""
+    ids = [call.get("id") if isinstance(call, Mapping) else None for call in calls]
+    names = [result.get("tool_call_id") for result in results]
+    return [ids.index(name) if ids.count(name) == 1 else min(i, len(calls) - 1) for i, name in enumerate(names)]
 
 
 def _with_results_read(messages: Iterable[Mapping[str, Any]], probe: TemplateProbe) -> list[Mapping[str, Any]]:

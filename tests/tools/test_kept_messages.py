@@ -133,9 +133,10 @@ def test_the_thoughts_of_a_turn_stay_beside_its_calls_until_its_answer(key: str)
     later = [*turn, ANSWER, AGAIN]
     answered = user.format("U") + "".join(calls) + in_harmony("final", "A") + user.format("V")
     assert prompt(template, later).partition("<|end|>")[2] == answered + begin
-    again = [*later, *harmony_step("f", {key: "T4", "content": "C4"})]
+    (called, first), (other, second) = harmony_step("f", {key: "T4", "content": "C4"}), harmony_step("g", {})
+    again = [*later, {**called, "tool_calls": called["tool_calls"] + other["tool_calls"]}, second, first]
     assert prompt(template, again).partition("<|end|>")[2] == (
-        answered + in_harmony("analysis", "T4\nC4") + calls[0] + begin
+        answered + in_harmony("analysis", "T4\nC4") + calls[0] + calls[1] + begin
     )
 
 
@@ -143,12 +144,31 @@ def test_several_calls_are_several_messages_where_a_template_accepts_only_one() 
     """Llama 3's templates do, but a model can write more."""
     single = "{% if m.tool_calls | length > 1 %}{{ raise_exception('one call') }}{% endif %}"
     template = beside("writes one of the two").replace("{% if m.tool_calls %}", "{% if m.tool_calls %}" + single)
-    other = {**CALL, "function": {"name": "time", "arguments": "{}"}}
-    written = prompt(template, [USER, {**called("T"), "tool_calls": [CALL, other]}, RESULT])
-    calls = '[assistant]<weather>{"city": "Oslo"}[assistant]<time>{}'
-    assert written == f"[user]U[assistant]T{calls}[tool]rain!"
-    written = prompt(beside("writes one of the two"), [USER, {**called(""), "tool_calls": [CALL, other]}, RESULT])
-    assert written == f"[user]U{calls.replace('}[assistant]', '}')}[tool]rain!"
+    other = {**CALL, "id": "bcdefghij", "function": {"name": "time", "arguments": "{}"}}
+    both, noon = (
+        {**called("T"), "tool_calls": [CALL, other]},
+        {**RESULT, "tool_call_id": "bcdefghij", "content": "noon"},
+    )
+    first, second = '[assistant]<weather>{"city": "Oslo"}', "[assistant]<time>{}"
+    assert prompt(template, [USER, both]) == f"[user]U[assistant]T{first}{second}"
+    written = prompt(beside("writes one of the two"), [USER, {**both, "content": ""}, RESULT, noon])
+    assert written == f"[user]U{first}{second.removeprefix('[assistant]')}[tool]rain![tool]noon!"
+    expected = f"[user]U[assistant]T{first}[tool]rain!{second}[tool]noon!"
+    assert prompt(template, [USER, both, RESULT, noon]) == expected
+    assert prompt(template, [USER, both, noon, RESULT, AGAIN]) == f"{expected}[user]V"
+    assert prompt(template, [USER, both, RESULT, noon, RESULT]) == expected.replace("rain!", "rain![tool]rain!")
+    assert prompt(template, [USER, both, noon]) == f"[user]U[assistant]T{first}{second}[tool]noon!"
+
+
+@pytest.mark.parametrize("name", [None, "", "call"])
+def test_results_whose_ids_name_no_call_follow_the_calls_in_order(name: str | None) -> None:
+    calls = [{"id": name, "type": "function", "function": {"name": each, "arguments": "{}"}} for each in "fg"]
+    results = [{"role": "tool", "tool_call_id": name, "content": each} for each in ("1", "2", "3")]
+    written = prompt(TEMPLATES["harmony"], [USER, {**called(None), "tool_calls": calls}, *results])
+    f, g, more = (in_harmony("result", each) for each in ("f=1", "g=2", "g=3"))
+    assert written.partition("U<|end|>")[2] == (
+        in_harmony("call", "f") + f + in_harmony("call", "g") + g + more + "<|start|>assistant"
+    )
 
 
 # ---- tools
