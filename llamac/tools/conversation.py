@@ -290,7 +290,7 @@ def _with_tools(
     text: str = listed + _HERMES_CALL
     if form.name != "hermes":
         text = MarkedText.joined("", [listed, _OWN_CALL, written_calls(form, [_EXAMPLE])])
-    return [_with_content(first, "\n\n", first["content"], text), *rest]
+    return [_with_content(first, "\n\n", first.get("content"), text), *rest]
 
 
 def _with_systems_read(

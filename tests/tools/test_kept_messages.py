@@ -204,6 +204,12 @@ def test_tools_are_described_in_the_models_format_where_its_template_lists_none(
     assert prompt(DEEPSEEK, [USER], TOOLS) == expected.replace("S\n\n", "")
 
 
+def test_tools_are_described_in_a_system_message_that_has_no_content() -> None:
+    described = prompt(TEXTS, [USER], TOOLS)
+    assert described.startswith("[system]You can call functions")
+    assert prompt(TEXTS, [{"role": "system", "tools": "[]"}, USER], TOOLS) == described
+
+
 def test_the_tokens_of_the_described_format_are_special_and_their_names_in_tools_are_not() -> None:
     name = "<｜tool▁sep｜>"
     ready: Any = prepared([USER], DEEPSEEK, [{"type": "function", "function": {"name": name}}])
