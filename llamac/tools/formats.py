@@ -189,7 +189,6 @@ FORMATS: dict[str, Format] = {
                 style=GEMMA4,
                 between="",
                 trigger="<|tool_call>",
-                free="<|channel>thought\nTEXT<channel|>",
             ),
         ),
         Format(

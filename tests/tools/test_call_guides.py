@@ -258,6 +258,25 @@ def test_calls_of_strict_tools_stand_among_text(name: str) -> None:
         assert matcher.is_accepting
 
 
+@pytest.mark.parametrize("answer", [None, {"type": "object", "properties": {}}])
+def test_forced_calls_of_gemma_begin_no_reasoning_that_the_model_would_not_begin(answer: Any) -> None:
+    tokenizer = vocabulary(MARKS["gemma4"])
+    guide = calls_guide(FORMATS["gemma4"], tools_of({}), tokenizer, parallel=False, answer=answer)
+    opening = tokenizer.id_of("<|channel>")
+    for may_reason in (True, False):
+        constraint = Constraint(guide, tokenizer, [EOS], [], may_reason=may_reason)
+        mask = constraint.mask()
+        assert mask is not None
+        assert opening not in allowed_by(mask, tokenizer)
+        assert constraint.openings == ([opening] if may_reason else [])
+    constraint = Constraint(guide, tokenizer, [EOS], [])
+    for token in tokenizer.encode(
+        "<|channel>thought\nSo<channel|><|tool_call>call:do_it{}<tool_call|>", parse_special=True
+    ):
+        constraint.accept(token)
+    assert constraint.is_accepting
+
+
 @pytest.mark.parametrize("name", FORCED)
 def test_a_call_is_completed_before_the_limit(name: str) -> None:
     form, tools = FORMATS[name], tools_of({"properties": {"city": {"type": "string"}}, "required": ["city"]})
