@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import resource
 import subprocess
@@ -17,7 +18,7 @@ from commands import Command
 from llamac.engine.inspection import benchmark, comparison
 from llamac.engine.inspection.benchmark import summary
 from llamac.errors import ArgumentError
-from processes import TIMEOUT
+from processes import TIMEOUT, UNCOUNTED
 
 # ---- one comparison
 
@@ -222,7 +223,8 @@ def test_earlier_runs_outlive_a_failed_write(tiny_llama: Path, tmp_path: Path) -
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (2048, 2048))
 
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, preexec_fn=limit)
+    environment = {**os.environ, **UNCOUNTED}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, preexec_fn=limit, env=environment)
     assert (done.returncode, done.stderr) == (1, f"llamac: error: {out}: File too large\n")
     assert "prefill" in done.stdout  # the new runs are not lost, either
     assert out.read_bytes() == before

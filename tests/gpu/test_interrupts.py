@@ -39,6 +39,14 @@ def runtime(kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> FakeRuntime:
 
 
 @pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Install Python's handler. Python does not if the tests run as a background job, where shells ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
 def alarm() -> Iterator[Callable[[Callable[[], object]], None]]:
     """Sets what SIGALRM calls. A test that hangs ends the process."""
 
@@ -58,6 +66,7 @@ def evaluate(session: llamac.Session, *texts: list[int]) -> None:
         session.eval(ids)
 
 
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("function", ["streamBeginCapture", "free", "graphInstantiate", "malloc"])
 def test_a_model_works_after_ctrl_c_in_any_call_of_cuda(path: Path, runtime: FakeRuntime, function: str) -> None:
     """The signal arrives during the call. Python would raise KeyboardInterrupt right after it."""
