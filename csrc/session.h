@@ -238,8 +238,8 @@ void session_set_length(struct sequence *q, int length);
 // Reserves the pages of keys and values that a sequence needs to grow to `length` positions; none of them is shared. If
 // it fails, the caller must return the reserved pages with session_trim_pages.
 int session_reserve_pages(struct llamac_session *s, int sequence, int length, llamac_error *err);
-// Returns the bytes of the pages that this allocates, without the copy of a partial page that other sequences share: the
-// last one that writes to such a page needs none.
+// Returns the bytes of the pages that this allocates, without the copy of a partial page that other sequences share:
+// the last one that writes to such a page needs none.
 size_t session_missing_bytes(const struct llamac_session *s, int sequence, int length);
 // Returns the maximum bytes of pages of a sequence while it grows to `length` positions.
 size_t session_pages_limit(const struct llamac_session *s, int length);
@@ -264,8 +264,8 @@ void session_cut_states(struct llamac_session *s, struct sequence *q, int length
 // Returns the largest length up to `length` at which a sequence has a state, or to which a sequence without states can
 // be cut.
 int session_cut_length(const struct llamac_session *s, const struct sequence *q, int length);
-// Removes the kept state whose loss is the smallest, of those whose memory only this session uses. Returns whether there
-// was any.
+// Removes the kept state whose loss is the smallest, of those whose memory only this session uses. Returns whether
+// there was any.
 int session_drop_state(struct llamac_session *s);
 // Checks that the pages and states of an eval fit into the budget, if need be in place of kept states, so that an eval
 // that fails for this reason drops none of them. lengths: those that the eval gives the sequences; n_rows: of the eval.

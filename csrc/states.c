@@ -174,12 +174,13 @@ int session_check_room(const struct llamac_session *s, const int *lengths, int n
         missing += session_missing_bytes(s, i, lengths[i]) + (size_t)max_int(0, spares) * s->state_group.page_bytes;
     }
     // an eval that needs nothing computes even if the budget is now smaller than what is in use
-    const size_t excess = missing ? kv_pool_excess(s->pages, missing) : 0, droppable = excess ? droppable_bytes(s) : 0;
+    const size_t excess = missing ? kv_pool_excess(s->pages, missing) : 0,
+                 droppable = excess ? droppable_bytes(s) : 0;
     if (excess <= droppable) return 0;
     return err_set(err, LLAMAC_NO_MEMORY,
-                   "with the %zu bytes or more that the eval needs, the KV caches of this model would exceed their budget by "
-                   "%zu bytes, and earlier states of recurrent layers take %zu. Truncate sequences, close sessions, or "
-                   "raise the budget", missing, excess, droppable);
+                   "with the %zu bytes or more that the eval needs, the KV caches of this model would exceed their "
+                   "budget by %zu bytes, and earlier states of recurrent layers take %zu. Truncate sequences, close "
+                   "sessions, or raise the budget", missing, excess, droppable);
 }
 
 int session_reserve_state(struct llamac_session *s, struct sequence *q, int length, int n_rows, llamac_error *err) {
