@@ -40,6 +40,7 @@ def prepared(
     template: str,
     tools: Sequence[Mapping[str, Any]] | None,
     special_tokens: Mapping[str, str] | None = None,
+    form: Format | None = None,
 ) -> object:
     """Messages that a template can render, so that all they say is in its prompt.
 
@@ -55,6 +56,7 @@ def prepared(
         template: The template's code.
         tools: The tools in OpenAI's form, or None.
         special_tokens: The strings of special tokens by the name of their variable in the template.
+        form: The format that the request names for calls, which replaces the model's.
 
     Returns:
         New messages; the argument itself if it is not a list of messages, which the template's own checks report.
@@ -73,11 +75,13 @@ def prepared(
         if not any(value is not None for key, value in message.items() if key not in LABELS):
             raise ArgumentError(f"messages[{i}] has no 'content': expected a str or a list of parts")
     listed = [_as_text(message, f"messages[{i}].content", probe) for i, message in enumerate(listed)]
-    listed = list(_with_calls_read(listed, template, probe))
+    if form is None or not form.writing.call or form.name == "gemma":  # Gemma also reads Hermes' calls
+        form = detect(template) or FORMATS["hermes"]
+    listed = list(_with_calls_read(listed, form, probe))
     listed = list(_with_calls_split(listed, probe))
     listed = _with_results_read(listed, probe)
     if tools:
-        listed = _with_tools(listed, tools, template, probe)
+        listed = _with_tools(listed, tools, form, probe)
     return _with_systems_read(listed, probe, has_tools=bool(tools))
 
 
@@ -197,7 +201,7 @@ def _with_written_calls(message: Mapping[str, Any], form: Format) -> Mapping[str
 
 
 def _with_calls_read(
-    messages: Iterable[Mapping[str, Any]], template: str, probe: TemplateProbe
+    messages: Iterable[Mapping[str, Any]], form: Format, probe: TemplateProbe
 ) -> Iterator[Mapping[str, Any]]:
     """Yield the messages with calls, and the texts beside them, where the template reads them."""
     for message in messages:
@@ -207,7 +211,7 @@ def _with_calls_read(
         has_text = message.get("content") and message["role"] in MODEL_ROLES
         place = probe.place_of_text if has_text else "same message"
         if not probe.writes_calls or place == "text of calls":
-            yield _with_written_calls(message, detect(template) or FORMATS["hermes"])
+            yield _with_written_calls(message, form)
             continue
         message = _with_arguments(message, probe.arguments_form)
         if place == "message before":
@@ -269,7 +273,7 @@ def _with_results_read(messages: Iterable[Mapping[str, Any]], probe: TemplatePro
 
 
 def _with_tools(
-    messages: list[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], template: str, probe: TemplateProbe
+    messages: list[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], form: Format, probe: TemplateProbe
 ) -> list[Mapping[str, Any]]:
     """Messages with the tools in the system message, unless the template reads them elsewhere."""
     place = probe.tools_place
@@ -285,7 +289,6 @@ def _with_tools(
             {**first, "tools": json.dumps([tool.get("function", tool) for tool in tools], ensure_ascii=False)},
             *rest,
         ]
-    form = detect(template) or FORMATS["hermes"]
     listed = _TOOLS.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
     text: str = listed + _HERMES_CALL
     if form.name != "hermes":

@@ -15,6 +15,7 @@ from llamac.engine.generation.reading import format_of
 from llamac.text import chat_process
 from llamac.text.chat import ChatTemplate
 from llamac.tools.conversation import prepared
+from llamac.tools.formats import format_named
 from llamac.tools.message import Message, ToolCall
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -227,6 +228,34 @@ def test_calls_are_read_in_the_format_that_the_description_has(template: str, fo
     found = format_of(model, None, template, has_tools=True)
     assert found is not None
     assert found.name == form
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("hermes", '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'),
+        ("mistral", '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Oslo"}}]'),
+        ("gemma", None),
+        ("none", None),
+    ],
+)
+def test_tools_are_described_and_calls_written_in_the_format_that_the_request_names(
+    name: str, written: str | None
+) -> None:
+    """Gemma's format has Hermes' calls, too, and `none` has no calls: the description is as without a name."""
+    template = "{{ bos_token }}" + TEXTS + "{# <｜tool▁call▁begin｜> #}"
+    chat = [USER, called(""), RESULT]
+    plain: Any = prepared(chat, template, TOOLS)
+    named: Any = prepared(chat, template, TOOLS, form=format_named(name))
+    if written is None:
+        assert named == plain
+        return
+    assert named[2]["content"] == written
+    example = written.replace("weather", "NAME").replace('{"city": "Oslo"}', '{"PARAMETER": "VALUE"}')
+    if name == "hermes":
+        example = '<tool_call>\n{"name": "...", "arguments": {...}}\n</tool_call>'
+    assert named[0]["content"].endswith(example)
+    assert "tool▁call▁begin" not in named[0]["content"]
 
 
 def test_tools_are_in_the_system_message_where_the_template_reads_them_there() -> None:

@@ -103,7 +103,9 @@ def check_length(texts: Iterable[str], model: ModelFile, max_tokens: int | None,
 # ---- conversations
 
 
-def render_runs(model: ModelFile, messages: Any, options: Mapping[str, Any]) -> list[PromptRun]:
+def render_runs(
+    model: ModelFile, messages: Any, options: Mapping[str, Any], tool_format: str | None = None
+) -> list[PromptRun]:
     """Render a conversation to runs of text that the template wrote and of text from messages.
 
     Raises:
@@ -112,22 +114,27 @@ def render_runs(model: ModelFile, messages: Any, options: Mapping[str, Any]) -> 
         UnsupportedError: If the model is an encoder.
     """
     check_generates(model)
-    return rendered_runs(model, messages, options)
+    return rendered_runs(model, messages, options, tool_format)
 
 
-def rendered_runs(model: ModelFile, messages: Any, options: Mapping[str, Any]) -> list[PromptRun]:
+def rendered_runs(
+    model: ModelFile, messages: Any, options: Mapping[str, Any], tool_format: str | None = None
+) -> list[PromptRun]:
     """Like `render_runs`, also for models that only score pairs of texts."""
     if model.chat_template is None:
         raise ArgumentError(NO_TEMPLATE)
     tokenizer = model.tokenizer
     find_special = tokenizer.special_spans if tokenizer.reads_other_spellings else None
-    messages, given = template_arguments(model, messages, options)
+    messages, given = template_arguments(model, messages, options, tool_format)
     return model.chat_template.render_runs(messages, tokenizer.special_names, find_special, **given)
 
 
-def template_arguments(model: ModelFile, messages: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+def template_arguments(
+    model: ModelFile, messages: Any, options: Mapping[str, Any], tool_format: str | None = None
+) -> tuple[Any, dict[str, Any]]:
     """Convert messages and options to the chat template's format: calls to dicts, functions to schemas."""
     from llamac.tools.conversation import prepared
+    from llamac.tools.formats import format_named
     from llamac.tools.functions import tool_list
 
     given = dict(options)
@@ -135,7 +142,8 @@ def template_arguments(model: ModelFile, messages: Any, options: Mapping[str, An
     if given.get("tools") is not None:
         given["tools"] = tool_list(given["tools"])
     template = model.chat_template.choose(given.get("template"), tools=given.get("tools") is not None)
-    return prepared(messages, template, given.get("tools"), model.chat_template.special_tokens), given
+    form = None if tool_format is None else format_named(tool_format)
+    return prepared(messages, template, given.get("tools"), model.chat_template.special_tokens, form), given
 
 
 def tokenize_runs(model: ModelFile, runs: Iterable[PromptRun]) -> list[int]:
@@ -173,7 +181,7 @@ def conversation_ids(
         if name in options:
             raise ArgumentError(f"template_options holds {name!r}, which is not an option of the template")
     options["tools"] = chosen_tools(tools)[0]
-    runs = render_runs(model, chat, options)
+    runs = render_runs(model, chat, options, tools.tool_format)
     assert model.chat_template is not None
     template = model.chat_template.choose(options.get("template"), tools=options["tools"] is not None)
     answer = _schema_of(params.guide) if tools.tool_choice == "auto" else None
@@ -187,6 +195,8 @@ def conversation_ids(
         params = params.updated({"reasoning_budget": 0})  # the guide would make an opening tag more probable
     ids = ConversationIds()
     described = {"messages": list(chat), "tools": options["tools"], "template_options": dict(template_options or {})}
+    if tools.tool_format is not None:
+        described["tool_format"] = tools.tool_format
     ids.reading = replace(reading, chat=described)
     if params.context_overflow in (None, "error"):
         check_length((run.text for run in runs), model, params.max_tokens, context)
@@ -194,7 +204,7 @@ def conversation_ids(
         return ids, params
     ids += tokenize_runs(model, runs)
     if params.context_keep is None:
-        params = params.updated({"context_keep": _system_tokens(model, ids, chat, options)})
+        params = params.updated({"context_keep": _system_tokens(model, ids, chat, options, tools.tool_format)})
     return ids, params
 
 
@@ -224,12 +234,17 @@ def _guides_error(options: ToolOptions, tools: list[dict[str, Any]]) -> str:
 
 
 def _system_tokens(
-    model: ModelFile, ids: list[int], messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+    model: ModelFile,
+    ids: list[int],
+    messages: Sequence[Mapping[str, Any]],
+    options: Mapping[str, Any],
+    tool_format: str | None,
 ) -> int:
     """How many ids of a conversation come before what its first message other than the system's says."""
     n = next((i for i, message in enumerate(messages) if message.get("role") not in SYSTEM_ROLES), len(messages))
     try:
-        other = tokenize_runs(model, render_runs(model, [*messages[:n], {"role": "user", "content": ""}], options))
+        chat = [*messages[:n], {"role": "user", "content": ""}]
+        other = tokenize_runs(model, render_runs(model, chat, options, tool_format))
     except ChatTemplateError:
         return SINKS
     return next((i for i, (a, b) in enumerate(zip(ids, other, strict=False)) if a != b), min(len(ids), len(other)))

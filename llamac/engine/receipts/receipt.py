@@ -241,7 +241,8 @@ def _chat(top: _Fields, name: str) -> Mapping[str, Any]:
         if not isinstance(message, dict):
             raise ArgumentError(f"{name}: messages[{index}] is of the type {type(message).__name__}, expected object")
     options = chat.get("template_options", dict)
-    return {"messages": messages, "tools": tools, "template_options": options}
+    named = {"tool_format": chat.get("tool_format", str)} if "tool_format" in top.get("chat", dict) else {}
+    return {"messages": messages, "tools": tools, "template_options": options, **named}
 
 
 class _Fields:

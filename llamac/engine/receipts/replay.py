@@ -13,7 +13,7 @@ from llamac.engine.generation.candidates import WITHOUT_BEAMS, generate_several
 from llamac.engine.generation.stream import Stream, resolved_params
 from llamac.engine.identity import Identity, identity_of
 from llamac.engine.prompts.overflow import FittedPrompt, fit_prompt
-from llamac.engine.prompts.prompt_ids import prompt_ids
+from llamac.engine.prompts.prompt_ids import prompt_ids, render_runs, tokenize_runs
 from llamac.engine.receipts.receipt import Receipt
 from llamac.engine.sampling.params import ResolvedParams, SamplingParams
 from llamac.errors import ArgumentError, LlamacError
@@ -85,7 +85,8 @@ def _changed_prompt(model: Model, receipt: Receipt) -> list[str]:
     if chat is None:
         return []
     try:
-        now = model.chat_ids(chat["messages"], tools=chat["tools"], **chat["template_options"])
+        options = {**chat["template_options"], "tools": chat["tools"]}
+        now = tokenize_runs(model, render_runs(model, chat["messages"], options, chat.get("tool_format")))
     except (LlamacError, TypeError) as error:
         return [f"the conversation cannot be rendered here: {error}"]
     before = list(receipt.prompt)

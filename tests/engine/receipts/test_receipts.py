@@ -339,6 +339,21 @@ def test_a_receipt_of_a_chat_has_the_messages_and_replay_renders_them_again(tmp_
         assert any("cannot be rendered here: " in change for change in replay_on(refusing, receipt).changes)
 
 
+def test_a_receipt_of_a_chat_has_the_format_that_its_prompt_asks_for(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"tools": [{"name": "f"}], "max_tokens": 4, "seed": 1, "receipt": True}
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    with chat_model(tmp_path / "a.bin", template) as model:
+        named = model.chat([{"role": "user", "content": "Hi"}], tool_format="deepseek", **options).receipt
+        plain = model.chat([{"role": "user", "content": "Hi"}], **options).receipt
+        assert named is not None
+        assert plain is not None
+        assert named.prompt != plain.prompt
+        assert (named.chat or {})["tool_format"] == "deepseek"
+        assert "tool_format" not in (plain.chat or {})
+        assert through_json(named) == named
+        assert replay_on(model, named).changes == replay_on(model, plain).changes == ()
+
+
 @pytest.mark.parametrize("overflow", ["shift", "truncate_middle"])
 def test_a_chat_that_was_cut_is_rendered_and_cut_again(tmp_path: Path, overflow: Any) -> None:
     messages = [{"role": "system", "content": "dry"}, {"role": "user", "content": "ab " * 100}]
