@@ -110,13 +110,18 @@ def test_the_base_needs_no_name(llamac_command: Command, llama2c: Path, tmp_path
     assert all(one["nats"] > 0 for one in row["layers"])
 
 
-def test_check_names_the_tensors_that_cost_most(
-    llamac_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without transformers: its answers are a stored capture's."""
+@pytest.fixture
+def checkpoint_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkpoint. Without transformers: its answers are a stored capture's."""
     capture = read_capture(FOLDER / "llama.safetensors")
     monkeypatch.setattr(transformers_run, "run_transformers", lambda folder, question: capture)
-    folder, model = make_folder(tmp_path, "llama"), tmp_path / "q4.bin"
+    return make_folder(tmp_path, "llama")
+
+
+def test_check_names_the_tensors_that_cost_most(
+    llamac_command: Command, tmp_path: Path, checkpoint_folder: Path
+) -> None:
+    folder, model = checkpoint_folder, tmp_path / "q4.bin"
     export(folder, model, dtype="q4", probe_source=None, tokenizer=False)
     common = ("check", model, "--against", folder, "--threads", 1, "--tolerance", 9)
     done = llamac_command(*common)
@@ -133,12 +138,10 @@ def test_check_names_the_tensors_that_cost_most(
 
 
 def test_check_reports_without_costs_what_other_tensors_differ(
-    llamac_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    llamac_command: Command, tmp_path: Path, checkpoint_folder: Path
 ) -> None:
     """The costs of models whose tensors differ cannot be measured; the comparison names the cause all the same."""
-    capture = read_capture(FOLDER / "llama.safetensors")
-    monkeypatch.setattr(transformers_run, "run_transformers", lambda folder, question: capture)
-    folder, model = make_folder(tmp_path, "llama"), tmp_path / "q8.bin"
+    folder, model = checkpoint_folder, tmp_path / "q8.bin"
     made = hf.read(folder, [])
     made.tensors = {name: tensor for name, tensor in made.tensors.items() if name != "layers.0.ffn_down.bias"}
     write_model(model, made, dtype="q8")
@@ -155,11 +158,9 @@ def test_check_reports_without_costs_what_other_tensors_differ(
 
 
 def test_check_names_only_quantized_tensors_as_costly(
-    llamac_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    llamac_command: Command, tmp_path: Path, checkpoint_folder: Path
 ) -> None:
-    capture = read_capture(FOLDER / "llama.safetensors")
-    monkeypatch.setattr(transformers_run, "run_transformers", lambda folder, question: capture)
-    folder, model = make_folder(tmp_path, "llama"), tmp_path / "q8.bin"
+    folder, model = checkpoint_folder, tmp_path / "q8.bin"
     made = changed("rope.0.inv_freq", lambda rows: rows * np.float32(0.5))(hf.read(folder, []))
     write_model(model, made, dtype="q8")
     common = ("check", model, "--against", folder, "--threads", 1, "--json", "--costs", 99)
