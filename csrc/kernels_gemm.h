@@ -67,7 +67,7 @@ typedef void micro_kernel(int dtype, int form, int S, int T, const uint8_t *w, s
 INLINE int tile_accumulators(int input, int form) {
     if (input == INPUT_INT16 && form == UNPACKED_FOR_NARROW) return NARROW_TILE_ACCS;
     if (is_float_input(input)) return FLOAT_TILE_ACCS;
-    return input == INPUT_INT8 ? (int)Q4_TILE_ACCS : (int)INT16_TILE_ACCS;
+    return input == INPUT_INT8 ? (int)INT8_TILE_ACCS : (int)INT16_TILE_ACCS;
 }
 
 // All strips of a group against one panel of T rows: sums[strip][T][16]. A single row with quantized weights alternates
@@ -167,8 +167,8 @@ static const struct product_kernels {
     [LLAMAC_F16] = { panel_kernel_f16, unpack_f16, panel_kernel_f32, UNPACK_ABOVE_F16 },
     [LLAMAC_BF16] = { panel_kernel_bf16, unpack_bf16, panel_kernel_f32, UNPACK_ABOVE_BF16 },
     [LLAMAC_Q8] = { panel_kernel_q8, unpack_q8, panel_kernel_unpacked, UNPACK_ABOVE_BYTES },
-    [LLAMAC_Q4] = { panel_kernel_q4, unpack_q4, panel_kernel_q4_unpacked, UNPACK_ABOVE_Q4 },
-    [LLAMAC_Q4S] = { panel_kernel_q4s, unpack_q4s, panel_kernel_q4s_unpacked, UNPACK_ABOVE_Q4 },
+    [LLAMAC_Q4] = { panel_kernel_q4, unpack_q4, panel_kernel_q4_unpacked, UNPACK_ABOVE_NIBBLES },
+    [LLAMAC_Q4S] = { panel_kernel_q4s, unpack_q4s, panel_kernel_q4s_unpacked, UNPACK_ABOVE_NIBBLES },
     [LLAMAC_Q4_0] = { panel_kernel_q4_0, unpack_q4_0, panel_kernel_unpacked, FEW_ROWS },
     [LLAMAC_Q4_1] = { panel_kernel_q4_1, unpack_q4_1, panel_kernel_minimums_unpacked, FEW_ROWS },
     [LLAMAC_Q5_0] = { panel_kernel_q5_0, unpack_q5_0, panel_kernel_unpacked, FEW_ROWS },
@@ -181,9 +181,9 @@ static const struct product_kernels {
     [LLAMAC_IQ4_XS] = { panel_kernel_iq4_xs, unpack_iq4_xs, panel_kernel_unpacked, FEW_ROWS },
     [LLAMAC_MXFP4] = { panel_kernel_mxfp4, unpack_mxfp4, panel_kernel_unpacked, FEW_ROWS },
     [LLAMAC_Q6] = { panel_kernel_q6, unpack_q6, panel_kernel_unpacked, FEW_ROWS },
-    [LLAMAC_Q3] = { panel_kernel_q3, unpack_q3, panel_kernel_q4_unpacked, UNPACK_ABOVE_Q4 },
-    [LLAMAC_Q2] = { panel_kernel_q2, unpack_q2, panel_kernel_q4_unpacked, UNPACK_ABOVE_Q4 },
-    [LLAMAC_T2] = { panel_kernel_t2, unpack_t2, panel_kernel_q4s_unpacked, UNPACK_ABOVE_Q4 },
+    [LLAMAC_Q3] = { panel_kernel_q3, unpack_q3, panel_kernel_q4_unpacked, UNPACK_ABOVE_NIBBLES },
+    [LLAMAC_Q2] = { panel_kernel_q2, unpack_q2, panel_kernel_q4_unpacked, UNPACK_ABOVE_NIBBLES },
+    [LLAMAC_T2] = { panel_kernel_t2, unpack_t2, panel_kernel_q4s_unpacked, UNPACK_ABOVE_NIBBLES },
 };
 
 // ---- the form of a product

@@ -7,7 +7,7 @@
 // multiply sums by block scales as integers.
 
 // Unpacked, a group is 8 lines of int8 codes, grid included, then the block scales of both halves.
-enum { Q4_UNPACKED_GROUP_BYTES = 8 * LINE_BYTES + 2 * 64 };
+enum { INT8_UNPACKED_GROUP_BYTES = 8 * LINE_BYTES + 2 * 64 };
 
 // Whether each half of a group has scales of its own, or both have the same (q4s, t2).
 INLINE int halves_have_scales(const int dtype) { return scale_columns(dtype) < GROUP_COLUMNS; }
@@ -37,19 +37,19 @@ INLINE line nibble_line(const int dtype, const int T, const uint8_t *group, cons
 }
 
 INLINE void unpack_int8(const int dtype, const uint8_t *w, int columns, uint8_t *to) {
-    const lut codebook = lut_load(dtype_table[dtype].codebook, Q4_BIAS);
+    const lut codebook = lut_load(dtype_table[dtype].codebook, INT8_BIAS);
     for (int k = 0; k < columns; k += BLOCK_COLUMNS) {
         const int groups = min_int(BLOCK_GROUPS, ceil_div(columns - k, GROUP_COLUMNS));
         const uint8_t *s = stores_scales(dtype) ? w : unit_scales, *codes = w + block_scale_bytes(dtype, groups);
         prefetch_scales(dtype, 1, w);
-        for (int j = 0; j < groups; j++, to += Q4_UNPACKED_GROUP_BYTES, codes += group_code_bytes(dtype)) {
+        for (int j = 0; j < groups; j++, to += INT8_UNPACKED_GROUP_BYTES, codes += group_code_bytes(dtype)) {
             UNROLL for (int h = 0; h < 2; h++) {
                 const grid_offsets grid = grid_offsets_load(s);
                 block_scales_store(to + 8 * LINE_BYTES + 64 * h, block_scales_load(s));
                 UNROLL for (int l = 2 * h; l < 2 * h + 2; l++) {
                     const line x = nibble_line(dtype, 1, codes, l);
-                    line_store(to + 128 * l, q4_codes(codebook, x, grid, 0, 1));
-                    line_store(to + 128 * l + 64, q4_codes(codebook, x, grid, 1, 1));
+                    line_store(to + 128 * l, int8_codes(codebook, x, grid, 0, 1));
+                    line_store(to + 128 * l + 64, int8_codes(codebook, x, grid, 1, 1));
                 }
                 if (stores_scales(dtype) && (h || halves_have_scales(dtype))) s += STRIP_ROWS;
             }
@@ -61,66 +61,68 @@ INLINE void unpack_int8(const int dtype, const uint8_t *w, int columns, uint8_t 
 #ifdef SIMD_INTEGER_SCALES
 enum { FIRST_SUMS_SHIFT = SHIFT_BITS };   // part of what the sums of a first half start from
 INLINE int uses_integer_scales(int dtype, int m) {
-    return sums_per_group(dtype) == 2 && m > UNPACK_ABOVE_Q4 && integer_scales_are_faster();
+    return sums_per_group(dtype) == 2 && m > UNPACK_ABOVE_NIBBLES && integer_scales_are_faster();
 }
 #else
 enum { FIRST_SUMS_SHIFT = 0 };
 INLINE int uses_integer_scales(int dtype, int m) { (void)dtype, (void)m; return 0; }
-INLINE q4_scaled q4_scale_integers(q4_row_acc d, block_scales s) { return q4_scale(d, s); }
-INLINE q4_scaled q4_scale_add_integers(q4_scaled w, q4_row_acc d, block_scales s) { return q4_scale_add(w, d, s); }
-INLINE v16 q4_integers_to_float(q4_scaled w) { return q4_scaled_to_float(w); }
+INLINE int8_scaled int8_scale_integers(int8_row_acc d, block_scales s) { return int8_scale(d, s); }
+INLINE int8_scaled int8_scale_add_integers(int8_scaled w, int8_row_acc d, block_scales s) {
+    return int8_scale_add(w, d, s);
+}
+INLINE v16 int8_integers_to_float(int8_scaled w) { return int8_scaled_to_float(w); }
 #endif
 
 // Dot products over part h of a group, a half or all of it, before scaling. s: the part's block scales, which are
 // s_stride bytes apart in the strips. x: the group's words.
-typedef struct { q4_row_acc v[GEMM_STRIPS][PANEL_ROWS]; } q4_acc_tile;
+typedef struct { int8_row_acc v[GEMM_STRIPS][PANEL_ROWS]; } int8_acc_tile;
 INLINE void multiply_part(const int dtype, const int form, const int S, const int T, const int h, lut codebook,
                           const uint8_t *s, size_t s_stride, const uint8_t *codes, size_t strip_bytes,
-                          const int32_t *x, q4_acc_tile *to) {
-    const int unpacked = form != 0, R = q4_rows_per_acc(unpacked), parts = sums_per_group(dtype), words = 8 / parts;
+                          const int32_t *x, int8_acc_tile *to) {
+    const int unpacked = form != 0, R = int8_rows_per_acc(unpacked), parts = sums_per_group(dtype), words = 8 / parts;
     const int32_t shift = form == UNPACKED_FOR_INTEGER_SCALES && h == 0 ? FIRST_SUMS_SHIFT : 0;
     const int32_t *compensation = x + (COMPENSATION_WORD + h) * T;
-    q4_acc c[GEMM_STRIPS][PANEL_ROWS];
+    int8_acc c[GEMM_STRIPS][PANEL_ROWS];
     grid_offsets grid[GEMM_STRIPS];
     if (!unpacked) UNROLL for (int i = 0; i < S; i++) grid[i] = grid_offsets_load(s + (size_t)i * s_stride);
     FOR_TILE_ACCS(i, t) {
         const int32_t terms = compensation[t] + (parts == 1 ? compensation[T + t] : 0);
-        c[i][t] = q4_acc_init(terms - shift, grid[i], unpacked);
+        c[i][t] = int8_acc_init(terms - shift, grid[i], unpacked);
     }
     if (unpacked) {
         UNROLL for (int g = words * h; g < words * (h + 1); g++) UNROLL for (int i = 0; i < S; i++) {
             const line a = line_load(codes + (size_t)i * strip_bytes + 64 * g);
-            UNROLL for (int t = 0; t < T; t += R) c[i][t] = q4_acc_dot(c[i][t], a, x, g, T, t, unpacked);
+            UNROLL for (int t = 0; t < T; t += R) c[i][t] = int8_acc_dot(c[i][t], a, x, g, T, t, unpacked);
         }
     } else {
         UNROLL for (int g = words * h; g < words * (h + 1); g += 2) UNROLL for (int i = 0; i < S; i++) {
             const line packed = nibble_line(dtype, T, codes + (size_t)i * strip_bytes, g / 2);
-            const line a = q4_codes(codebook, packed, grid[i], 0, 0);
-            UNROLL for (int t = 0; t < T; t += R) c[i][t] = q4_acc_dot(c[i][t], a, x, g, T, t, unpacked);
-            const line b = q4_codes(codebook, packed, grid[i], 1, 0);
-            UNROLL for (int t = 0; t < T; t += R) c[i][t] = q4_acc_dot(c[i][t], b, x, g + 1, T, t, unpacked);
+            const line a = int8_codes(codebook, packed, grid[i], 0, 0);
+            UNROLL for (int t = 0; t < T; t += R) c[i][t] = int8_acc_dot(c[i][t], a, x, g, T, t, unpacked);
+            const line b = int8_codes(codebook, packed, grid[i], 1, 0);
+            UNROLL for (int t = 0; t < T; t += R) c[i][t] = int8_acc_dot(c[i][t], b, x, g + 1, T, t, unpacked);
         }
     }
-    FOR_TILE(i, t) to->v[i][t] = q4_acc_row(c[i][t - t % R], t % R, unpacked);
+    FOR_TILE(i, t) to->v[i][t] = int8_acc_row(c[i][t - t % R], t % R, unpacked);
 }
 INLINE block_scales half_scales(const int unpacked, const int h, const uint8_t *s, const uint8_t *codes) {
     return unpacked ? block_scales_load_unpacked(codes + 8 * LINE_BYTES + 64 * h) : block_scales_load(s);
 }
 
 // One row's sums over a group's first half, scaled; and over both halves.
-INLINE q4_scaled scale_first(const int form, q4_row_acc d, block_scales s) {
-    return form == UNPACKED_FOR_INTEGER_SCALES ? q4_scale_integers(d, s) : q4_scale(d, s);
+INLINE int8_scaled scale_first(const int form, int8_row_acc d, block_scales s) {
+    return form == UNPACKED_FOR_INTEGER_SCALES ? int8_scale_integers(d, s) : int8_scale(d, s);
 }
-INLINE v16 scale_second(const int form, q4_scaled first, q4_row_acc d, block_scales s) {
-    if (form == UNPACKED_FOR_INTEGER_SCALES) return q4_integers_to_float(q4_scale_add_integers(first, d, s));
-    return q4_scaled_to_float(q4_scale_add(first, d, s));
+INLINE v16 scale_second(const int form, int8_scaled first, int8_row_acc d, block_scales s) {
+    if (form == UNPACKED_FOR_INTEGER_SCALES) return int8_integers_to_float(int8_scale_add_integers(first, d, s));
+    return int8_scaled_to_float(int8_scale_add(first, d, s));
 }
 
-INLINE void micro_kernel_q4(const int dtype, const int form, const int S, const int T, const uint8_t *w,
-                            size_t strip_bytes, const void *inputs, int columns, float *sums) {
+INLINE void micro_kernel_int8(const int dtype, const int form, const int S, const int T, const uint8_t *w,
+                              size_t strip_bytes, const void *inputs, int columns, float *sums) {
     const int32_t *x = inputs;
     const int unpacked = form != 0;
-    const lut codebook = lut_load(dtype_table[dtype].codebook, Q4_BIAS);
+    const lut codebook = lut_load(dtype_table[dtype].codebook, INT8_BIAS);
     const int carried = S * T <= MAX_CARRIED_SUMS;
     const size_t s_stride = stores_scales(dtype) ? strip_bytes : 0;
     for (int k = 0; k < columns; k += BLOCK_COLUMNS) {
@@ -132,8 +134,8 @@ INLINE void micro_kernel_q4(const int dtype, const int form, const int S, const 
         if (!unpacked) UNROLL for (int i = 0; i < S; i++) prefetch_scales(dtype, T, w + (size_t)i * strip_bytes);
         for (int j = 0; j < groups; j++, x += GROUP_WORDS * T) {
             const uint8_t *s1 = halves_have_scales(dtype) ? s0 + STRIP_ROWS : s0;   // of the group's second half
-            q4_acc_tile c;
-            struct { q4_scaled v[GEMM_STRIPS][PANEL_ROWS]; } sum;
+            int8_acc_tile c;
+            struct { int8_scaled v[GEMM_STRIPS][PANEL_ROWS]; } sum;
             multiply_part(dtype, form, S, T, 0, codebook, s0, s_stride, codes, strip_bytes, x, &c);
             if (sums_per_group(dtype) == 2) {
                 UNROLL for (int i = 0; i < S; i++) {
@@ -150,13 +152,13 @@ INLINE void micro_kernel_q4(const int dtype, const int form, const int S, const 
                     half_scales(unpacked, 1, s1 + (size_t)i * s_stride, codes + (size_t)i * strip_bytes);
                 UNROLL for (int t = 0; t < T; t++) {
                     const v16 dot = sums_per_group(dtype) == 2 ? scale_second(form, sum.v[i][t], c.v[i][t], scale)
-                                                               : q4_scaled_to_float(q4_scale(c.v[i][t], scale));
+                                                               : int8_scaled_to_float(int8_scale(c.v[i][t], scale));
                     if (carried) acc[i][t] = v16_fma_scalar(dot, float_at(x + GROUP_SCALE_WORD * T + t), acc[i][t]);
                     else add_scaled(sums + 16 * (i * T + t), dot, float_at(x + GROUP_SCALE_WORD * T + t));
                 }
             }
             if (stores_scales(dtype)) s0 = s1 + STRIP_ROWS;
-            codes += unpacked ? (size_t)Q4_UNPACKED_GROUP_BYTES : group_code_bytes(dtype);
+            codes += unpacked ? (size_t)INT8_UNPACKED_GROUP_BYTES : group_code_bytes(dtype);
         }
         if (carried) FOR_TILE(i, t) v16_store(sums + 16 * (i * T + t), acc[i][t]);
         w = codes;

@@ -49,16 +49,16 @@ INLINE void peak_loop_f32(const int S, const int T, const struct peak_operands *
 INLINE void peak_loop_int8(const int S, const int T, const struct peak_operands *o, float *sums) {
     static const int8_t zeros[GROUP_COLUMNS];
     const block_scales scale = block_scales_load(o->lines[0]);
-    const int R = q4_rows_per_acc(1);
+    const int R = int8_rows_per_acc(1);
     int32_t compensation[2];
-    q4_compensation(zeros, compensation);
-    q4_acc c[GEMM_STRIPS * PANEL_ROWS];
-    FOR_PEAK_ACCS(j) if (j / S % R == 0) c[j] = q4_acc_init(compensation[0], grid_offsets_load(o->lines[0]), 1);
+    int8_compensation(zeros, compensation);
+    int8_acc c[GEMM_STRIPS * PANEL_ROWS];
+    FOR_PEAK_ACCS(j) if (j / S % R == 0) c[j] = int8_acc_init(compensation[0], grid_offsets_load(o->lines[0]), 1);
     for (int k = 0; k < PEAK_STEPS; k++)
         FOR_PEAK_ACCS(j) if (j / S % R == 0)
-            c[j] = q4_acc_dot(c[j], line_load(o->lines[j % S] + LINE_BYTES * k), o->words, k, T, j / S, 1);
+            c[j] = int8_acc_dot(c[j], line_load(o->lines[j % S] + LINE_BYTES * k), o->words, k, T, j / S, 1);
     FOR_PEAK_ACCS(j) if (j / S % R == 0)
-        v16_store(sums + 16 * j, q4_scaled_to_float(q4_scale(q4_acc_row(c[j], 0, 1), scale)));
+        v16_store(sums + 16 * j, int8_scaled_to_float(int8_scale(int8_acc_row(c[j], 0, 1), scale)));
 }
 
 INLINE void peak_loop_int16(const int S, const int T, const struct peak_operands *o, float *sums) {
@@ -125,7 +125,7 @@ static void fill_operands(int input, struct peak_operands *o) {
         return (double)passes * PEAK_ROUNDS * PEAK_STEPS * S * PANEL_ROWS * weights_per_line; \
     }
 PEAK(f32, INPUT_F32, v16, 16)
-PEAK(int8, INPUT_INT8, q4_acc, 64)
+PEAK(int8, INPUT_INT8, int8_acc, 64)
 #ifdef SIMD_TILES
 // The tiles of one group of TILE_ROWS input rows.
 static double peak_int16(int passes, float *result) {

@@ -73,7 +73,7 @@ INLINE void pack_int8_groups(struct panel_row to, const float *row, int columns,
         if (inverse > 0)
             for (int i = 0; i < n; i += 16)
                 v16_store_int8(x + i, v16_mul(load_up_to_16(row + k + i, n - i), v16_set1(inverse)));
-        q4_compensation(x, compensation);
+        int8_compensation(x, compensation);
         for (int g = 0; g < 8; g++) memcpy(p + word_index(g, T, to.row), x + 4 * g, 4);
         p[COMPENSATION_WORD * T + to.row] = compensation[0], p[(COMPENSATION_WORD + 1) * T + to.row] = compensation[1];
         memcpy(p + GROUP_SCALE_WORD * T + to.row, &scale, 4);
@@ -168,11 +168,11 @@ static void pack_product(struct panel_row to, const float *row, int columns, int
     else pack_int16(to, row, columns);
 }
 
-PANEL_KERNEL(panel_kernel_q4, multiply_panel, micro_kernel_q4, LLAMAC_Q4, 0)
-PANEL_KERNEL(panel_kernel_q4s, multiply_panel, micro_kernel_q4, LLAMAC_Q4S, 0)
-PANEL_KERNEL(panel_kernel_q3, multiply_panel, micro_kernel_q4, LLAMAC_Q3, 0)
-PANEL_KERNEL(panel_kernel_q2, multiply_panel, micro_kernel_q4, LLAMAC_Q2, 0)
-PANEL_KERNEL(panel_kernel_t2, multiply_panel, micro_kernel_q4, LLAMAC_T2, 0)
+PANEL_KERNEL(panel_kernel_q4, multiply_panel, micro_kernel_int8, LLAMAC_Q4, 0)
+PANEL_KERNEL(panel_kernel_q4s, multiply_panel, micro_kernel_int8, LLAMAC_Q4S, 0)
+PANEL_KERNEL(panel_kernel_q3, multiply_panel, micro_kernel_int8, LLAMAC_Q3, 0)
+PANEL_KERNEL(panel_kernel_q2, multiply_panel, micro_kernel_int8, LLAMAC_Q2, 0)
+PANEL_KERNEL(panel_kernel_t2, multiply_panel, micro_kernel_int8, LLAMAC_T2, 0)
 PANEL_KERNEL(panel_kernel_q8, multiply_panel, micro_kernel_int16, LLAMAC_Q8, 0)
 PANEL_KERNEL(panel_kernel_q8_0, multiply_panel, micro_kernel_int16, LLAMAC_Q8_0, 0)
 // Codes of fewer bits are unpacked for more than FEW_ROWS rows.
@@ -196,14 +196,14 @@ FEW_ROWS_KERNEL(panel_kernel_q6, multiply_panel, micro_kernel_int16, LLAMAC_Q6, 
                                           TILE_ENTRIES(name) };
 // Unpacked, dtypes with int8 inputs have the same layout. With SIMD_GROUP_SUMS, those whose halves of groups have the
 // same scales, q4s and t2, have a faster kernel.
-PANEL_KERNEL(panel_kernel_q4_unpacked, multiply_panel, micro_kernel_q4, LLAMAC_Q4, 1)
+PANEL_KERNEL(panel_kernel_q4_unpacked, multiply_panel, micro_kernel_int8, LLAMAC_Q4, 1)
 #ifdef SIMD_GROUP_SUMS
-PANEL_KERNEL(panel_kernel_q4s_unpacked, multiply_panel, micro_kernel_q4, LLAMAC_Q4S, 1)
+PANEL_KERNEL(panel_kernel_q4s_unpacked, multiply_panel, micro_kernel_int8, LLAMAC_Q4S, 1)
 #else
 #define panel_kernel_q4s_unpacked panel_kernel_q4_unpacked
 #endif
 #ifdef SIMD_INTEGER_SCALES
-MANY_ROWS_KERNEL(panel_kernel_integer_scales, multiply_panel, micro_kernel_q4, LLAMAC_Q4, UNPACKED_FOR_INTEGER_SCALES)
+MANY_ROWS_KERNEL(panel_kernel_integer_scales, multiply_panel, micro_kernel_int8, LLAMAC_Q4, UNPACKED_FOR_INTEGER_SCALES)
 #else
 static panel_kernel *const *const panel_kernel_integer_scales = NULL;
 #endif

@@ -15,8 +15,8 @@
 typedef struct { __m256 a, b; } v16;   // lanes 0..7 and 8..15
 enum {
     FLOAT_TILE_ACCS = 6,   // 12 of 16 registers; a single row uses 8, which hides the latency of the multiply-add
-    Q4_TILE_ACCS = 1, INT16_TILE_ACCS = 1, MAX_LIVE_SUMS = 2, MAX_CARRIED_SUMS = 2,
-    UNPACK_ABOVE_F16 = 30, UNPACK_ABOVE_BF16 = 1 << 30, UNPACK_ABOVE_Q4 = 7,
+    INT8_TILE_ACCS = 1, INT16_TILE_ACCS = 1, MAX_LIVE_SUMS = 2, MAX_CARRIED_SUMS = 2,
+    UNPACK_ABOVE_F16 = 30, UNPACK_ABOVE_BF16 = 1 << 30, UNPACK_ABOVE_NIBBLES = 7,
 #if defined(SIMD_VNNI)
     UNPACK_ABOVE_BYTES = 1 << 30,   // vpdpbusd multiplies the bytes as stored
     NARROW_TILE_ACCS = 1, VALUES_TILE_ACCS = 1,
@@ -155,8 +155,8 @@ INLINE grid_offsets grid_offsets_load(const uint8_t *p) {
 INLINE __m256i decode_low_nibbles(lut t, __m256i x, __m256i grid) {
     return _mm256_add_epi8(_mm256_shuffle_epi8(t, _mm256_and_si256(x, _mm256_set1_epi8(15))), grid);
 }
-enum { Q4_BIAS = CODE_LIMIT };   // codes are unsigned in products with signed inputs
-INLINE line q4_codes(lut t, line x, grid_offsets grid, const int half, const int unpacked) {
+enum { INT8_BIAS = CODE_LIMIT };   // codes are unsigned in products with signed inputs
+INLINE line int8_codes(lut t, line x, grid_offsets grid, const int half, const int unpacked) {
     (void)unpacked;
     if (half) x = (line){ _mm256_srli_epi16(x.a, 4), _mm256_srli_epi16(x.b, 4) };
     return (line){ decode_low_nibbles(t, x.a, grid.a), decode_low_nibbles(t, x.b, grid.b) };
@@ -223,8 +223,8 @@ INLINE int int16_part_major(const int T) { return T > 3; }
 // ---- q4 and q4s: vpmaddubsw multiplies unsigned codebook + 32 by signed inputs. The int16 sums may wrap around, but
 // they start at -32 * (sum of the inputs), and the final sum of 8 products below 32 * 127 fits.
 
-typedef struct { __m256i a, b; } q4_acc;         // two int16 per row: columns 0, 1 and columns 2, 3 of each 4
-typedef struct { __m256i a, b; } q4_scaled;      // int32
+typedef struct { __m256i a, b; } int8_acc;       // two int16 per row: columns 0, 1 and columns 2, 3 of each 4
+typedef struct { __m256i a, b; } int8_scaled;    // int32
 typedef struct { __m256i a, b; } block_scales;   // int16, each row's scale twice
 // The shuffle moves each int8 to the high byte of two int16; the shift sign-extends it.
 INLINE block_scales block_scales_load(const uint8_t *p) {
@@ -239,12 +239,12 @@ INLINE void block_scales_store(uint8_t *p, block_scales s) { store_256(p, s.a), 
 INLINE block_scales block_scales_load_unpacked(const uint8_t *p) {
     return (block_scales){ load_256(p), load_256(p + 32) };
 }
-INLINE q4_acc q4_acc_init(int32_t compensation, grid_offsets grid, const int unpacked) {
+INLINE int8_acc int8_acc_init(int32_t compensation, grid_offsets grid, const int unpacked) {
     (void)grid, (void)unpacked;
-    return (q4_acc){ broadcast_256(compensation), broadcast_256(compensation) };
+    return (int8_acc){ broadcast_256(compensation), broadcast_256(compensation) };
 }
-INLINE q4_acc q4_acc_dot(q4_acc d, line codes, const int32_t *inputs, const int word, const int T, const int t,
-                         const int unpacked) {
+INLINE int8_acc int8_acc_dot(int8_acc d, line codes, const int32_t *inputs, const int word, const int T, const int t,
+                             const int unpacked) {
     (void)unpacked;
     const __m256i x = broadcast_256(inputs[word_index(word, T, t)]);
     d.a = _mm256_add_epi16(d.a, _mm256_maddubs_epi16(codes.a, x));
@@ -253,16 +253,16 @@ INLINE q4_acc q4_acc_dot(q4_acc d, line codes, const int32_t *inputs, const int 
     VALUE_BARRIER(d.b);
     return d;
 }
-typedef q4_acc q4_row_acc;
-INLINE q4_row_acc q4_acc_row(q4_acc d, const int r, const int unpacked) { (void)r, (void)unpacked; return d; }
-INLINE q4_scaled q4_scale(q4_row_acc d, block_scales s) {
-    return (q4_scaled){ _mm256_madd_epi16(d.a, s.a), _mm256_madd_epi16(d.b, s.b) };
+typedef int8_acc int8_row_acc;
+INLINE int8_row_acc int8_acc_row(int8_acc d, const int r, const int unpacked) { (void)r, (void)unpacked; return d; }
+INLINE int8_scaled int8_scale(int8_row_acc d, block_scales s) {
+    return (int8_scaled){ _mm256_madd_epi16(d.a, s.a), _mm256_madd_epi16(d.b, s.b) };
 }
-INLINE q4_scaled q4_scale_add(q4_scaled w, q4_row_acc d, block_scales s) {
-    return (q4_scaled){ _mm256_add_epi32(w.a, _mm256_madd_epi16(d.a, s.a)),
-                        _mm256_add_epi32(w.b, _mm256_madd_epi16(d.b, s.b)) };
+INLINE int8_scaled int8_scale_add(int8_scaled w, int8_row_acc d, block_scales s) {
+    return (int8_scaled){ _mm256_add_epi32(w.a, _mm256_madd_epi16(d.a, s.a)),
+                          _mm256_add_epi32(w.b, _mm256_madd_epi16(d.b, s.b)) };
 }
-INLINE v16 q4_scaled_to_float(q4_scaled w) { return (v16){ _mm256_cvtepi32_ps(w.a), _mm256_cvtepi32_ps(w.b) }; }
+INLINE v16 int8_scaled_to_float(int8_scaled w) { return (v16){ _mm256_cvtepi32_ps(w.a), _mm256_cvtepi32_ps(w.b) }; }
 
 // ---- int16 inputs: vpmaddwd on int16. Masking and shifting split a line into two vectors of int16 without a shuffle:
 // columns (0, 2) and (1, 3) of each 4. Codes keep their bias unless they are unpacked.

@@ -15,8 +15,8 @@
 typedef __m512 v16;
 enum {
     FLOAT_TILE_ACCS = 24,        // of 32 registers
-    Q4_TILE_ACCS = 12, MAX_LIVE_SUMS = 6, MAX_CARRIED_SUMS = 24,
-    UNPACK_ABOVE_F16 = 30, UNPACK_ABOVE_BF16 = 30, UNPACK_ABOVE_Q4 = 18,
+    INT8_TILE_ACCS = 12, MAX_LIVE_SUMS = 6, MAX_CARRIED_SUMS = 24,
+    UNPACK_ABOVE_F16 = 30, UNPACK_ABOVE_BF16 = 30, UNPACK_ABOVE_NIBBLES = 18,
 #if defined(__AVX512VNNI__)
     INT16_TILE_ACCS = 8,            // of two registers each
     NARROW_TILE_ACCS = 12, VALUES_TILE_ACCS = 24,
@@ -110,8 +110,8 @@ INLINE grid_offsets grid_offsets_load(const uint8_t *p) {
                          0x0c0c0c0c08080808, 0x0404040400000000, 0x0c0c0c0c08080808, 0x0404040400000000);
     return _mm512_and_si512(_mm512_shuffle_epi8(s, low_byte_to_all_4), _mm512_set1_epi8(3));
 }
-enum { Q4_BIAS = CODE_LIMIT };   // codes are unsigned in products with signed inputs
-INLINE line q4_codes(lut t, line x, grid_offsets grid, const int half, const int unpacked) {
+enum { INT8_BIAS = CODE_LIMIT };   // codes are unsigned in products with signed inputs
+INLINE line int8_codes(lut t, line x, grid_offsets grid, const int half, const int unpacked) {
     (void)unpacked;
     return _mm512_add_epi8(
         _mm512_shuffle_epi8(t, _mm512_and_si512(half ? _mm512_srli_epi16(x, 4) : x, _mm512_set1_epi8(15))), grid);
@@ -164,13 +164,13 @@ INLINE line line_add(line x, line y) { return _mm512_add_epi32(x, y); }
 // Intel's cores take two.
 #define SIMD_INTEGER_SCALES
 INLINE int integer_scales_are_faster(void) { return IS_AMD; }
-INLINE q4_scaled q4_scale_integers(q4_row_acc d, block_scales s) {
+INLINE int8_scaled int8_scale_integers(int8_row_acc d, block_scales s) {
     return line_as_floats(_mm512_mullo_epi32(d, _mm512_cvtps_epi32(s)));
 }
-INLINE q4_scaled q4_scale_add_integers(q4_scaled w, q4_row_acc d, block_scales s) {
+INLINE int8_scaled int8_scale_add_integers(int8_scaled w, int8_row_acc d, block_scales s) {
     return line_as_floats(line_add(_mm512_castps_si512(w), _mm512_mullo_epi32(d, _mm512_cvtps_epi32(s))));
 }
-INLINE v16 q4_integers_to_float(q4_scaled w) { return line_to_floats(_mm512_castps_si512(w)); }
+INLINE v16 int8_integers_to_float(int8_scaled w) { return line_to_floats(_mm512_castps_si512(w)); }
 #endif
 
 // ---- bf16 in pairs of columns (kernels_bf16.h)
@@ -243,15 +243,15 @@ INLINE uint32_t pack_pair_words(const int16_t *x, int32_t *words) {
 #else
 // ---- int8 inputs, as on AVX2 without VNNI
 
-typedef __m512i q4_acc;             // two int16 per row
-typedef q4_acc q4_row_acc;
-INLINE q4_acc q4_acc_init(int32_t compensation, grid_offsets grid, const int unpacked) {
+typedef __m512i int8_acc;           // two int16 per row
+typedef int8_acc int8_row_acc;
+INLINE int8_acc int8_acc_init(int32_t compensation, grid_offsets grid, const int unpacked) {
     (void)grid, (void)unpacked;
     return broadcast_512(compensation);
 }
-INLINE q4_row_acc q4_acc_row(q4_acc d, const int r, const int unpacked) { (void)r, (void)unpacked; return d; }
+INLINE int8_row_acc int8_acc_row(int8_acc d, const int r, const int unpacked) { (void)r, (void)unpacked; return d; }
 
-typedef __m512i q4_scaled;
+typedef __m512i int8_scaled;
 typedef __m512i block_scales;       // int16, each row's scale twice
 INLINE block_scales block_scales_load(const uint8_t *p) {
     const __m512i s = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p));
@@ -259,18 +259,18 @@ INLINE block_scales block_scales_load(const uint8_t *p) {
 }
 INLINE void block_scales_store(uint8_t *p, block_scales s) { store_512(p, s); }
 INLINE block_scales block_scales_load_unpacked(const uint8_t *p) { return load_512(p); }
-INLINE q4_acc q4_acc_dot(q4_acc d, line codes, const int32_t *inputs, const int word, const int T, const int t,
-                         const int unpacked) {
+INLINE int8_acc int8_acc_dot(int8_acc d, line codes, const int32_t *inputs, const int word, const int T, const int t,
+                             const int unpacked) {
     (void)unpacked;
     d = _mm512_add_epi16(d, _mm512_maddubs_epi16(codes, broadcast_512(inputs[word_index(word, T, t)])));
     VALUE_BARRIER(d);
     return d;
 }
-INLINE q4_scaled q4_scale(q4_row_acc d, block_scales s) { return _mm512_madd_epi16(d, s); }
-INLINE q4_scaled q4_scale_add(q4_scaled w, q4_row_acc d, block_scales s) {
+INLINE int8_scaled int8_scale(int8_row_acc d, block_scales s) { return _mm512_madd_epi16(d, s); }
+INLINE int8_scaled int8_scale_add(int8_scaled w, int8_row_acc d, block_scales s) {
     return _mm512_add_epi32(w, _mm512_madd_epi16(d, s));
 }
-INLINE v16 q4_scaled_to_float(q4_scaled w) { return _mm512_cvtepi32_ps(w); }
+INLINE v16 int8_scaled_to_float(int8_scaled w) { return _mm512_cvtepi32_ps(w); }
 
 // ---- int16 inputs, as on AVX2 without VNNI
 

@@ -9,7 +9,7 @@
 
 // -32 * (sum of the inputs): q4 codes are stored plus 32, unsigned. Two int16 per term, one for each half of an int32
 // lane.
-INLINE void q4_compensation(const int8_t *x, int32_t terms[2]) {
+INLINE void int8_compensation(const int8_t *x, int32_t terms[2]) {
     const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(CODE_LIMIT), _mm256_loadu_si256((const __m256i *)x));
     const __m256i four = _mm256_add_epi16(pairs, _mm256_srli_si256(pairs, 8));
     const __m256i sums = _mm256_add_epi16(four, _mm256_srli_si256(four, 4));

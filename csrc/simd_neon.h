@@ -15,12 +15,12 @@
 typedef struct { float32x4_t a, b, c, d; } v16;   // lanes 0..3, 4..7, 8..11, 12..15
 enum {
     FLOAT_TILE_ACCS = 6,   // 24 of 32 registers
-    Q4_TILE_ACCS = 1, INT16_TILE_ACCS = 1, MAX_LIVE_SUMS = 2, MAX_CARRIED_SUMS = 2,
+    INT8_TILE_ACCS = 1, INT16_TILE_ACCS = 1, MAX_LIVE_SUMS = 2, MAX_CARRIED_SUMS = 2,
     UNPACK_ABOVE_F16 = 30, UNPACK_ABOVE_BF16 = 30,   // saves 4 of 28 instructions
 #if defined(__ARM_FEATURE_MATMUL_INT8)
-    UNPACK_ABOVE_Q4 = 5, UNPACK_ABOVE_BYTES = 4,
+    UNPACK_ABOVE_NIBBLES = 5, UNPACK_ABOVE_BYTES = 4,
 #else
-    UNPACK_ABOVE_Q4 = 8, UNPACK_ABOVE_BYTES = 6,
+    UNPACK_ABOVE_NIBBLES = 8, UNPACK_ABOVE_BYTES = 6,
 #endif
 };
 
@@ -134,7 +134,7 @@ INLINE void v16_store_int16(int16_t *p, v16 x) {
 
 typedef struct { int8x16_t a, b, c, d; } line;
 typedef struct { int32x4_t a, b, c, d; } ints;
-typedef ints q4_scaled, block_scales, grid_offsets, q4_row_acc;
+typedef ints int8_scaled, block_scales, grid_offsets, int8_row_acc;
 
 INLINE line line_load(const uint8_t *p) {
     const int8_t *q = (const int8_t *)p;
@@ -177,7 +177,7 @@ INLINE ints ints_dot(ints sum, line codes, int32_t inputs) {
 // computed and ignored.
 typedef struct { ints first, second; } int_pairs;
 
-INLINE int q4_rows_per_acc(const int unpacked) { return unpacked ? 2 : 1; }
+INLINE int int8_rows_per_acc(const int unpacked) { return unpacked ? 2 : 1; }
 INLINE int int16_rows_per_acc(const int T) { return T > 1 ? 2 : 1; }
 INLINE int word_index(int word, const int T, int t) { return (word & ~1) * T + 2 * t + (word & 1); }
 
@@ -215,7 +215,7 @@ INLINE int_pairs pairs_mmla(int_pairs p, line codes, int32x4_t inputs, const int
 
 #define SIMD_GROUP_SUMS
 typedef int8x16_t lut;
-enum { Q4_BIAS = 0 };
+enum { INT8_BIAS = 0 };
 INLINE lut lut_load(const int8_t *codebook, const int bias) {
     return vaddq_s8(vld1q_s8(codebook), vdupq_n_s8((int8_t)bias));
 }
@@ -259,7 +259,7 @@ INLINE line decode_line(lut t, line x, grid_offsets g, const int high, const int
     return (line){ decode_nibbles(t, x.a, g.a, high, unpacked), decode_nibbles(t, x.b, g.b, high, unpacked),
                    decode_nibbles(t, x.c, g.c, high, unpacked), decode_nibbles(t, x.d, g.d, high, unpacked) };
 }
-INLINE void q4_compensation(const int8_t *x, int32_t terms[2]) {
+INLINE void int8_compensation(const int8_t *x, int32_t terms[2]) {
     terms[0] = vaddlvq_s8(vld1q_s8(x)), terms[1] = vaddlvq_s8(vld1q_s8(x + 16));
 }
 INLINE ints grid_times_sum(grid_offsets grid, int32_t input_sum) {
@@ -270,43 +270,45 @@ INLINE ints grid_times_sum(grid_offsets grid, int32_t input_sum) {
 
 #if defined(__ARM_FEATURE_MATMUL_INT8)
 // Zipping pays off only in unpacked strips. Packed codes use sdot, with one row per accumulator, in `first` alone.
-typedef int_pairs q4_acc;
-INLINE line q4_codes(lut t, line x, grid_offsets grid, const int half, const int unpacked) {
+typedef int_pairs int8_acc;
+INLINE line int8_codes(lut t, line x, grid_offsets grid, const int half, const int unpacked) {
     return unpacked ? zip(decode_line(t, x, grid, 0, 1), decode_line(t, x, grid, 1, 1), half)
                     : decode_line(t, x, grid, half, 0);
 }
-INLINE q4_acc q4_acc_init(int32_t compensation, grid_offsets grid, const int unpacked) {
-    return (q4_acc){ unpacked ? ints_zero() : grid_times_sum(grid, compensation), ints_zero() };
+INLINE int8_acc int8_acc_init(int32_t compensation, grid_offsets grid, const int unpacked) {
+    return (int8_acc){ unpacked ? ints_zero() : grid_times_sum(grid, compensation), ints_zero() };
 }
-INLINE q4_acc q4_acc_dot(q4_acc d, line codes, const int32_t *inputs, const int word, const int T, const int t,
-                         const int unpacked) {
-    if (!unpacked) return (q4_acc){ ints_dot(d.first, codes, inputs[word_index(word, T, t)]), d.second };
+INLINE int8_acc int8_acc_dot(int8_acc d, line codes, const int32_t *inputs, const int word, const int T, const int t,
+                             const int unpacked) {
+    if (!unpacked) return (int8_acc){ ints_dot(d.first, codes, inputs[word_index(word, T, t)]), d.second };
     return pairs_mmla(d, codes, load_two_rows(inputs + word_index(word & ~1, T, t), T - t), word & 1);
 }
-INLINE q4_row_acc q4_acc_row(q4_acc d, const int r, const int unpacked) { return unpacked ? unzip(d, r) : d.first; }
+INLINE int8_row_acc int8_acc_row(int8_acc d, const int r, const int unpacked) {
+    return unpacked ? unzip(d, r) : d.first;
+}
 #else
-typedef ints q4_acc;
-INLINE line q4_codes(lut t, line x, grid_offsets grid, const int half, const int unpacked) {
+typedef ints int8_acc;
+INLINE line int8_codes(lut t, line x, grid_offsets grid, const int half, const int unpacked) {
     return decode_line(t, x, grid, half, unpacked);
 }
-INLINE q4_acc q4_acc_init(int32_t compensation, grid_offsets grid, const int unpacked) {
+INLINE int8_acc int8_acc_init(int32_t compensation, grid_offsets grid, const int unpacked) {
     return unpacked ? ints_zero() : grid_times_sum(grid, compensation);
 }
-INLINE q4_acc q4_acc_dot(q4_acc d, line codes, const int32_t *inputs, const int word, const int T, const int t,
-                         const int unpacked) {
+INLINE int8_acc int8_acc_dot(int8_acc d, line codes, const int32_t *inputs, const int word, const int T, const int t,
+                             const int unpacked) {
     (void)unpacked;
     return ints_dot(d, codes, inputs[word_index(word, T, t)]);
 }
-INLINE q4_row_acc q4_acc_row(q4_acc d, const int r, const int unpacked) { (void)r, (void)unpacked; return d; }
+INLINE int8_row_acc int8_acc_row(int8_acc d, const int r, const int unpacked) { (void)r, (void)unpacked; return d; }
 #endif
-INLINE q4_scaled q4_scale(q4_row_acc d, block_scales s) {
-    return (q4_scaled){ vmulq_s32(d.a, s.a), vmulq_s32(d.b, s.b), vmulq_s32(d.c, s.c), vmulq_s32(d.d, s.d) };
+INLINE int8_scaled int8_scale(int8_row_acc d, block_scales s) {
+    return (int8_scaled){ vmulq_s32(d.a, s.a), vmulq_s32(d.b, s.b), vmulq_s32(d.c, s.c), vmulq_s32(d.d, s.d) };
 }
-INLINE q4_scaled q4_scale_add(q4_scaled w, q4_row_acc d, block_scales s) {
-    return (q4_scaled){ vmlaq_s32(w.a, d.a, s.a), vmlaq_s32(w.b, d.b, s.b), vmlaq_s32(w.c, d.c, s.c),
-                        vmlaq_s32(w.d, d.d, s.d) };
+INLINE int8_scaled int8_scale_add(int8_scaled w, int8_row_acc d, block_scales s) {
+    return (int8_scaled){ vmlaq_s32(w.a, d.a, s.a), vmlaq_s32(w.b, d.b, s.b), vmlaq_s32(w.c, d.c, s.c),
+                          vmlaq_s32(w.d, d.d, s.d) };
 }
-INLINE v16 q4_scaled_to_float(q4_scaled w) { return ints_to_float(w); }
+INLINE v16 int8_scaled_to_float(int8_scaled w) { return ints_to_float(w); }
 
 // ---- int16 inputs: an input is 128 h + l with h and l in int8, so there are two dot products of bytes. With many rows
 // they run one after the other to save registers: all lines are multiplied by h (part 0), the sums are shifted, then

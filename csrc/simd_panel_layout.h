@@ -6,7 +6,7 @@
 #include "common.h"
 
 // Input rows per accumulator.
-INLINE int q4_rows_per_acc(const int unpacked) { (void)unpacked; return 1; }
+INLINE int int8_rows_per_acc(const int unpacked) { (void)unpacked; return 1; }
 INLINE int int16_rows_per_acc(const int T) { (void)T; return 1; }
 // Index of code word `word` of row t among the code words of T rows.
 INLINE int word_index(int word, const int T, int t) { return word * T + t; }

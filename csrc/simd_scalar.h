@@ -15,16 +15,16 @@
 
 typedef struct { float f[16]; } v16;
 
-// Tuning. Tiles are S strips x T rows; an accumulator is a v16, a q4_acc or an int16_acc.
+// Tuning. Tiles are S strips x T rows; an accumulator is a v16, an int8_acc or an int16_acc.
 enum {
     FLOAT_TILE_ACCS = 1,              // most accumulators of a float tile; one has 16 independent chains here
-    Q4_TILE_ACCS = 1,                 // likewise of a q4 tile and of a tile with int16 inputs
+    INT8_TILE_ACCS = 1,               // likewise of a tile with int8 or int16 inputs
     INT16_TILE_ACCS = 1,
     MAX_LIVE_SUMS = 1 << 30,          // more sums than this are spilled while a group is accumulated
-    MAX_CARRIED_SUMS = 1 << 30,       // up to this many sums of a q4 tile stay in registers from group to group
+    MAX_CARRIED_SUMS = 1 << 30,       // up to this many sums of an int8 tile stay in registers from group to group
     UNPACK_ABOVE_F16 = 4,             // with more rows than this, weights are unpacked once for all of them
     UNPACK_ABOVE_BF16 = 1 << 30,
-    UNPACK_ABOVE_Q4 = 4,
+    UNPACK_ABOVE_NIBBLES = 4,
     UNPACK_ABOVE_BYTES = 4,           // dtypes with 8 bits and int16 inputs; those with fewer bits: above 1 row
 };
 
@@ -99,19 +99,19 @@ INLINE void v16_store_int16(int16_t *p, v16 a) { for (int i = 0; i < 16; i++) p[
 
 // ---- q4 and the others with grids: codes of at most 4 bits times int8 inputs
 //
-// A q4_acc accumulates, for each of 16 rows, the exact dot product over 16 columns, in layers that define
+// An int8_acc accumulates, for each of 16 rows, the exact dot product over 16 columns, in layers that define
 // SIMD_GROUP_SUMS over up to 32. Layers may represent it in any way whose final value is exact, e.g. with an offset
 // that the compensation terms of the panel remove.
 #define SIMD_GROUP_SUMS
 
 typedef struct { int8_t b[64]; } line;             // 16 rows x 4 bytes
-typedef struct { int32_t i[16]; } q4_acc;
-typedef struct { int32_t i[16]; } q4_scaled;       // sums of dot products times block scales: exact, below 2^24
+typedef struct { int32_t i[16]; } int8_acc;
+typedef struct { int32_t i[16]; } int8_scaled;     // sums of dot products times block scales: exact, below 2^24
 typedef struct { int32_t i[16]; } block_scales;    // the scales of 16 rows; 64 bytes in unpacked strips
 typedef struct { int8_t b[16]; } lut;              // a codebook
 typedef line grid_offsets;                         // s & 3 per row: what the row's grid adds to the codebook
 
-enum { Q4_BIAS = 0 };   // q4_codes returns codes plus this
+enum { INT8_BIAS = 0 };   // int8_codes returns codes plus this
 // The table of codebook[i] + bias.
 INLINE lut lut_load(const int8_t *codebook, const int bias) {
     lut t;
@@ -126,10 +126,10 @@ INLINE grid_offsets grid_offsets_load(const uint8_t *p) {
     for (int i = 0; i < 64; i++) g.b[i] = p[i / 4] & 3;
     return g;
 }
-// Decodes half of a line of nibbles, the operand that q4_acc_dot multiplies by input word g (half 0) or g + 1 (half
+// Decodes half of a line of nibbles, the operand that int8_acc_dot multiplies by input word g (half 0) or g + 1 (half
 // 1). Here half 0 is the low nibbles. A layer whose compensation terms account for the grid leaves it out unless
 // `unpacked`.
-NOINLINE line q4_codes(lut t, line x, grid_offsets grid, const int half, const int unpacked) {
+NOINLINE line int8_codes(lut t, line x, grid_offsets grid, const int half, const int unpacked) {
     (void)unpacked;
     for (int i = 0; i < 64; i++) x.b[i] = (int8_t)(t.b[x.b[i] >> 4 * half & 15] + grid.b[i]);
     return x;
@@ -142,16 +142,16 @@ INLINE block_scales block_scales_load(const uint8_t *p) {
 INLINE void block_scales_store(uint8_t *p, block_scales s) { memcpy(p, s.i, 64); }
 INLINE block_scales block_scales_load_unpacked(const uint8_t *p) { block_scales s; memcpy(s.i, p, 64); return s; }
 // The compensation terms of 32 input codes, one per 16: what an accumulator starts from.
-INLINE void q4_compensation(const int8_t *x, int32_t terms[2]) { (void)x, terms[0] = terms[1] = 0; }
-INLINE q4_acc q4_acc_init(int32_t compensation, grid_offsets grid, const int unpacked) {
+INLINE void int8_compensation(const int8_t *x, int32_t terms[2]) { (void)x, terms[0] = terms[1] = 0; }
+INLINE int8_acc int8_acc_init(int32_t compensation, grid_offsets grid, const int unpacked) {
     (void)grid, (void)unpacked;
-    q4_acc d;
+    int8_acc d;
     for (int i = 0; i < 16; i++) d.i[i] = compensation;
     return d;
 }
 // d += codes times input word `word` of row t; for layers with two rows per accumulator, of rows t and t + 1.
-NOINLINE q4_acc q4_acc_dot(q4_acc d, line codes, const int32_t *inputs, const int word, const int T, const int t,
-                           const int unpacked) {
+NOINLINE int8_acc int8_acc_dot(int8_acc d, line codes, const int32_t *inputs, const int word, const int T, const int t,
+                               const int unpacked) {
     (void)unpacked;
     int8_t x[4];
     memcpy(x, inputs + word_index(word, T, t), 4);
@@ -159,18 +159,18 @@ NOINLINE q4_acc q4_acc_dot(q4_acc d, line codes, const int32_t *inputs, const in
     return d;
 }
 // The dot products of the accumulator's r-th input row.
-typedef q4_acc q4_row_acc;
-INLINE q4_row_acc q4_acc_row(q4_acc d, const int r, const int unpacked) { (void)r, (void)unpacked; return d; }
-INLINE q4_scaled q4_scale(q4_row_acc d, block_scales s) {
-    q4_scaled w;
+typedef int8_acc int8_row_acc;
+INLINE int8_row_acc int8_acc_row(int8_acc d, const int r, const int unpacked) { (void)r, (void)unpacked; return d; }
+INLINE int8_scaled int8_scale(int8_row_acc d, block_scales s) {
+    int8_scaled w;
     for (int i = 0; i < 16; i++) w.i[i] = d.i[i] * s.i[i];
     return w;
 }
-INLINE q4_scaled q4_scale_add(q4_scaled w, q4_row_acc d, block_scales s) {
+INLINE int8_scaled int8_scale_add(int8_scaled w, int8_row_acc d, block_scales s) {
     for (int i = 0; i < 16; i++) w.i[i] += d.i[i] * s.i[i];
     return w;
 }
-INLINE v16 q4_scaled_to_float(q4_scaled w) { v16 r; for (int i = 0; i < 16; i++) r.f[i] = (float)w.i[i]; return r; }
+INLINE v16 int8_scaled_to_float(int8_scaled w) { v16 r; for (int i = 0; i < 16; i++) r.f[i] = (float)w.i[i]; return r; }
 
 // ---- other quantized dtypes: codes times int16 inputs
 //

@@ -25,35 +25,37 @@ INLINE line line_add_products(line sums, line codes, int32_t inputs) {
 #define SIMD_GROUP_SUMS
 #define SHIFT 0x1.8p23f
 enum { SHIFT_BITS = 0x4b400000 };
-typedef line q4_acc, q4_row_acc;    // an int32 per row
-typedef v16 q4_scaled;              // floats, in which every step is exact
+typedef line int8_acc, int8_row_acc;   // an int32 per row
+typedef v16 int8_scaled;               // floats, in which every step is exact
 typedef v16 block_scales;
 INLINE block_scales block_scales_load(const uint8_t *p) { return v16_load_int8(p); }
 INLINE void block_scales_store(uint8_t *p, block_scales s) { v16_store((float *)(void *)p, s); }
 INLINE block_scales block_scales_load_unpacked(const uint8_t *p) { return v16_load((const float *)(const void *)p); }
-INLINE void q4_compensation(const int8_t *x, int32_t terms[2]) {
+INLINE void int8_compensation(const int8_t *x, int32_t terms[2]) {
     const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), _mm256_loadu_si256((const __m256i *)x));
     const __m256i fours = _mm256_madd_epi16(pairs, _mm256_set1_epi16(-CODE_LIMIT));
     const __m256i eights = _mm256_add_epi32(fours, _mm256_srli_si256(fours, 8));
     const __m256i halves = _mm256_add_epi32(eights, _mm256_srli_si256(eights, 4));
     terms[0] = SHIFT_BITS + _mm256_extract_epi32(halves, 0), terms[1] = _mm256_extract_epi32(halves, 4);
 }
-INLINE q4_acc q4_acc_init(int32_t compensation, grid_offsets grid, const int unpacked) {
+INLINE int8_acc int8_acc_init(int32_t compensation, grid_offsets grid, const int unpacked) {
     (void)grid, (void)unpacked;
     return line_set1(compensation);
 }
-INLINE q4_acc q4_acc_dot(q4_acc d, line codes, const int32_t *inputs, const int word, const int T, const int t,
-                         const int unpacked) {
+INLINE int8_acc int8_acc_dot(int8_acc d, line codes, const int32_t *inputs, const int word, const int T, const int t,
+                             const int unpacked) {
     (void)unpacked;
     return line_add_products(d, codes, inputs[word_index(word, T, t)]);
 }
-INLINE q4_row_acc q4_acc_row(q4_acc d, const int r, const int unpacked) { (void)r, (void)unpacked; return d; }
+INLINE int8_row_acc int8_acc_row(int8_acc d, const int r, const int unpacked) { (void)r, (void)unpacked; return d; }
 // (SHIFT + n) s - SHIFT s: one rounding, and the result n s is exact.
-INLINE q4_scaled q4_scale(q4_row_acc d, block_scales s) {
+INLINE int8_scaled int8_scale(int8_row_acc d, block_scales s) {
     return v16_fma(line_as_floats(d), s, v16_mul(s, v16_set1(-SHIFT)));
 }
-INLINE q4_scaled q4_scale_add(q4_scaled w, q4_row_acc d, block_scales s) { return v16_fma(line_to_floats(d), s, w); }
-INLINE v16 q4_scaled_to_float(q4_scaled w) { return w; }
+INLINE int8_scaled int8_scale_add(int8_scaled w, int8_row_acc d, block_scales s) {
+    return v16_fma(line_to_floats(d), s, w);
+}
+INLINE v16 int8_scaled_to_float(int8_scaled w) { return w; }
 
 // ---- int16 inputs: an input is 128 h + l with h and l in int8. The words of 4 columns are their h and their l.
 

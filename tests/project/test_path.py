@@ -28,9 +28,9 @@ INDIRECT = {
     ("multiply", "gemm"): ("csrc/kernels_template.h", "    .gemm = gemm,"),
     ("gemm", "multiply_panel"): (
         "csrc/kernels_quant.h",
-        "PANEL_KERNEL(panel_kernel_q4, multiply_panel, micro_kernel_q4,",
+        "PANEL_KERNEL(panel_kernel_q4, multiply_panel, micro_kernel_int8,",
     ),
-    ("multiply_panel", "micro_kernel_q4"): ("csrc/kernels_gemm.h", "[LLAMAC_Q4] = { panel_kernel_q4, "),
+    ("multiply_panel", "micro_kernel_int8"): ("csrc/kernels_gemm.h", "[LLAMAC_Q4] = { panel_kernel_q4, "),
 }
 
 
@@ -87,7 +87,7 @@ def text_of(call: Call) -> str:
 
 def test_the_listed_path_is_short() -> None:
     calls = listed_calls()
-    assert (calls[0].name, calls[-1].name) == ("Model.stream", "micro_kernel_q4")
+    assert (calls[0].name, calls[-1].name) == ("Model.stream", "micro_kernel_int8")
     assert len(calls) <= MAX_CALLS
     assert len({call.file for call in calls}) <= MAX_FILES
     assert f"is {len(calls)} calls in {len({call.file for call in calls})} files" in PAGE.read_text()
