@@ -254,7 +254,7 @@ static void cancelled_long_prompts_continue(const struct tiny_shape *shape) {
     for (size_t i = sparse ? ARRAY_LEN(starts) - 1 : 0; i < ARRAY_LEN(starts); i++) {
         const int start = starts[i], is_shared = i == 2;
         int products = 0;
-        for (int point = 0; point <= POINTS; point += sparser(3)) {
+        for (int point = 0; point <= POINTS; point += sparser(4)) {
             llamac_session *s = open_session(model, 2, 0, point ? 1 + point % up_to_threads(2) : 1, NULL);
             CHECK(!start || !llamac_eval(s, long_rows, start, long_found, NULL, &err), "%s", err.message);
             CHECK(!is_shared || !llamac_fork(s, 1, s, 0, start, &err), "%s", err.message);
