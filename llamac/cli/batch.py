@@ -108,9 +108,11 @@ def run(options: argparse.Namespace) -> int:
         batch = _Batch(source, output, Answering(engine, _defaults(options), with_receipts=options.receipts))
         try:
             batch.run(options)
-        except BaseException as failure:
+        except BrokenPipeError:  # the reader has seen enough
+            raise
+        except BaseException:
             output.sync()
-            _say(options, f"stopped after {batch.describe()}{_advice(options, failure)}")
+            _say(options, f"stopped after {batch.describe()}{_advice(options)}")
             raise
         output.sync()
         _say(options, batch.describe())
@@ -124,8 +126,8 @@ def _is_same_file(one: str, other: str) -> bool:
         return False
 
 
-def _advice(options: argparse.Namespace, failure: BaseException) -> str:
-    if options.output == STANDARD or not os.path.isfile(options.output) or isinstance(failure, BrokenPipeError):
+def _advice(options: argparse.Namespace) -> str:
+    if options.output == STANDARD or not os.path.isfile(options.output):
         return ""
     same = "with the same input" if options.input == STANDARD else "again"
     return f"; run the command {same} to continue"

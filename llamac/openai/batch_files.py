@@ -6,6 +6,7 @@ the input has changed since.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -158,7 +159,8 @@ def _line_id(number: int, text: bytes) -> str:
 class Output:
     """The lines of results.
 
-    A regular file is locked, continued and synchronized with the disk; a pipe gets each line at once.
+    A regular file is locked, continued and synchronized with the disk. A pipe gets each line at once; what its reader
+    has not taken when the write is interrupted is dropped.
 
     Attributes:
         name: The file's name in messages.
@@ -185,12 +187,16 @@ class Output:
         self._written = time.monotonic()
         # where the next bytes go, and these bytes: one value, so that an interruption leaves no line half recorded
         self._state: tuple[int, bytes] = (0, b"")
-        self._file: int | None = None  # None: standard output
+        self._file: int | None = None  # None: standard output that is no file of the system
         self._is_regular = False
         if path == STANDARD:
+            with contextlib.suppress(io.UnsupportedOperation):
+                self._file = os.dup(sys.stdout.fileno())
             return
         is_new = not os.path.exists(path)
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        # a process that can read a pipe is a reader of it: it would neither wait for another one nor notice its end
+        access = os.O_RDWR if is_new or os.path.isfile(path) else os.O_WRONLY
+        file = os.open(path, access | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             self._is_regular = stat.S_ISREG(os.fstat(file).st_mode)
             if self._is_regular:
@@ -262,25 +268,29 @@ class Output:
 
     def append(self, result: Mapping[str, Any]) -> None:
         """Add a result. It reaches the disk with the next `sync` or within `SYNC_INTERVAL` of further results."""
+        line = (json.dumps(result) + "\n").encode()
+        if not self._is_regular:
+            while line:
+                line = line[self._write(line) :]
+            return
         place, data = self._state
-        self._state = (place, data + (json.dumps(result) + "\n").encode())
-        if not self._is_regular or time.monotonic() - self._written >= SYNC_INTERVAL:
+        self._state = (place, data + line)
+        if time.monotonic() - self._written >= SYNC_INTERVAL:
             self.sync()
 
     def sync(self) -> None:
         """Write all results to the disk."""
         place, data = self._state
-        if not data:
+        if not data or self._file is None:
             return
         while data:
             # an interruption before the next assignment leads to the same bytes in the same place
             n = self._write(data, place)
             place, data = self._state = (place + n, data[n:])
-        if self._is_regular and self._file is not None:
-            os.fsync(self._file)
+        os.fsync(self._file)
         self._written = time.monotonic()
 
-    def _write(self, data: bytes, place: int) -> int:
+    def _write(self, data: bytes, place: int = 0) -> int:
         if self._file is None:
             sys.stdout.write(data.decode())
             sys.stdout.flush()

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 from builders import byte_ids, script_checkpoint, write_model
 from commands import Command
 from llamac.engine.batching.engine import Engine
+from llamac.exit_codes import INTERRUPTED, OK
 from llamac.openai import batch_files
 from processes import TIMEOUT, heed_signals
 
@@ -164,6 +166,57 @@ def test_pipes_are_read_and_written(llamac_command: Command, model: Path) -> Non
     assert (done.code, done.err) == (0, "")
     written = [json.loads(line) for line in done.out.splitlines()]
     assert sorted(line["custom_id"] for line in written) == ["id-000", "id-001", "id-002"]
+
+
+def test_a_pipe_is_written_only_while_it_has_a_reader(tmp_path: Path) -> None:
+    path, opened = tmp_path / "pipe", []
+    os.mkfifo(path)
+    with batch_files.Input(str(write_lines(tmp_path / "in.jsonl", some_lines(1)))) as source:
+        thread = threading.Thread(target=lambda: opened.append(batch_files.Output(str(path), source, "")), daemon=True)
+        thread.start()
+        thread.join(0.2)
+        assert thread.is_alive()  # it waits for a reader, like other programs
+        with open(path, "rb") as reader:
+            thread.join(TIMEOUT)
+            [output] = opened
+            output.append({"id": 1})
+            assert reader.readline() == b'{"id": 1}\n'
+    with output, pytest.raises(BrokenPipeError):
+        output.append({"id": 2})
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+@pytest.mark.parametrize("number", [None, signal.SIGINT, signal.SIGTERM])
+def test_a_batch_ends_with_its_reader_or_a_signal(
+    model: Path, tmp_path: Path, is_named: bool, number: signal.Signals | None
+) -> None:
+    """The result does not fit into the pipe, so the command waits for its reader."""
+    source = write_lines(tmp_path / "in.jsonl", [completion("x" * 300_000)])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "llamac", "batch", source, "/dev/stdout" if is_named else "-", "-m", model],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+        preexec_fn=heed_signals,
+    )
+    with process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.read(10) == b'{"id": "ba'
+            if number is None:
+                process.stdout.close()
+            else:
+                process.send_signal(number)
+            code = process.wait(TIMEOUT)
+        finally:
+            process.kill()
+        assert process.stderr is not None
+        error = process.stderr.read().decode()
+    if number is None:
+        assert (code, error) == (OK, "")
+    else:
+        assert code == (INTERRUPTED if number == signal.SIGINT else -number)
+        assert error == "llamac: stopped after 0 of 1 line\n"
 
 
 # ---- errors of lines
