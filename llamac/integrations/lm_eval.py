@@ -15,13 +15,15 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 from lm_eval.models.utils import normalize_gen_kwargs
 
-from llamac.engine.batching.engine import Engine
+from llamac.arguments import DEFAULT_SEQUENCES, unexpected_argument
+from llamac.engine.batching.engine import MAX_SEQUENCES, Engine
 from llamac.engine.scoring.scores import Span, score_spans
 from llamac.errors import ArgumentError
 from llamac.progress import bars, silent
 from llamac.sources.loading import load
 
 MAX_GENERATED = 256  # tokens of a generation that does not say how many, as of the model `hf`
+ARGUMENTS = ("path", "max_length", "add_bos_token", "batch_size", "threads", "kv_dtype", "numerics", "device")
 
 
 @register_model("llamac")
@@ -39,7 +41,9 @@ class LlamacLM(TemplateLM):  # type: ignore[misc]  # the harness is not typed
         kv_dtype: Any = None,
         numerics: Any = "exact",
         device: str | None = None,
-        **_: object,
+        max_batch_size: object = None,
+        trust_remote_code: object = None,
+        **unknown: object,
     ) -> None:
         """Open a model.
 
@@ -47,19 +51,27 @@ class LlamacLM(TemplateLM):  # type: ignore[misc]  # the harness is not typed
             path: Whatever `llamac.load` opens.
             max_length: Positions of the context. Default: the model's.
             add_bos_token: Whether prompts begin with BOS. Default: the model's own rule.
-            batch_size: Generations that are computed at a time. "auto" is 16.
+            batch_size: Generations that are computed at a time. "auto" is 16, more than 256 are 256.
             threads: As for `llamac.load`.
             kv_dtype: As for `llamac.load`.
             numerics: As for `llamac.load`.
             device: As for `llamac.load`. It is the harness's --device.
-            _: Arguments of the harness that mean nothing here.
+            max_batch_size: The harness passes it; it means nothing here.
+            trust_remote_code: The harness passes it; it means nothing here.
+            unknown: Other arguments are refused.
+
+        Raises:
+            ArgumentError: If `batch_size` is wrong.
+            ArgumentTypeError: If there is no such argument.
         """
+        if unknown:
+            raise unexpected_argument(next(iter(unknown)), ARGUMENTS)
         super().__init__()
+        self._batch_size = sequences_of(batch_size)
         self._model = load(path, threads=threads, kv_dtype=kv_dtype, numerics=numerics, device=device or "cpu")
         self._path = path
         self._max_length: int = self._model._context_limit(max_length)
         self._add_bos = self._model.special.add_bos if add_bos_token is None else bool(add_bos_token)
-        self._batch_size = 16 if str(batch_size).startswith("auto") else int(batch_size)
 
     def close(self) -> None:
         """Close the model."""
@@ -185,6 +197,16 @@ class LlamacLM(TemplateLM):  # type: ignore[misc]  # the harness is not typed
     def chat_template(self, chat_template: bool | str = False) -> str | None:
         """The template that `apply_chat_template` renders; the harness stores its hash."""
         return self._model.file.text("template") if chat_template else None
+
+
+def sequences_of(batch_size: int | str) -> int:
+    """How many generations are computed at a time. The number does not change the results."""
+    text = str(batch_size)
+    if text.startswith("auto"):
+        return DEFAULT_SEQUENCES
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentError(f"batch_size is {batch_size!r}, expected at least 1, or 'auto'")
+    return min(int(text), MAX_SEQUENCES)
 
 
 def silent_or_bars(is_silent: bool) -> Any:

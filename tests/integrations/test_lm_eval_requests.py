@@ -60,7 +60,7 @@ def opened(adapter: Any, tiny_llama: Path) -> Iterator[Any]:
     made.close()
 
 
-@pytest.mark.parametrize(("given", "expected"), [(3, 3), ("3", 3), ("auto", 16), ("auto:4", 16)])
+@pytest.mark.parametrize(("given", "expected"), [(3, 3), ("3", 3), ("auto", 16), ("auto:4", 16), ("500", 256)])
 def test_the_harness_gives_its_batch_size_as_a_text(
     given: int | str, expected: int, adapter: Any, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,6 +76,24 @@ def test_the_harness_gives_its_batch_size_as_a_text(
     made.generate_until([], disable_tqdm=True)
     made.close()
     assert sizes == [expected]
+
+
+@pytest.mark.parametrize("given", [0, -1, "x", None, 2.5])
+def test_a_wrong_batch_size_is_found_before_the_first_task(given: Any, adapter: Any, tiny_llama: Path) -> None:
+    with pytest.raises(ArgumentError, match=f"batch_size is {given!r}, expected at least 1, or 'auto'"):
+        adapter(str(tiny_llama), batch_size=given)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("thread", "did you mean 'threads'"), ("n_threads", "did you mean 'threads'"), ("lora", "path,")]
+)
+def test_an_unknown_argument_is_refused(name: str, hint: str, adapter: Any, tiny_llama: Path) -> None:
+    with pytest.raises(TypeError, match=f"unexpected argument '{name}'.*{hint}"):
+        adapter(str(tiny_llama), **{name: 1})
+
+
+def test_arguments_of_the_harness_are_accepted(adapter: Any, tiny_llama: Path) -> None:
+    adapter(str(tiny_llama), batch_size="1", max_batch_size=8, device="cpu", trust_remote_code=True).close()
 
 
 def test_generations_leave_room_for_the_prompt(opened: Any) -> None:
