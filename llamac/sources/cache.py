@@ -31,7 +31,7 @@ from llamac import __version__
 from llamac.arguments import CacheDir, file_path
 from llamac.errors import ArgumentError, BusyError, ExportError, LlamacError
 from llamac.format.cache_folder import default_folder
-from llamac.format.flatfile import NUMERICS, SECTIONS, VERSION, FlatFile
+from llamac.format.flatfile import MAGIC, NUMERICS, SECTIONS, VERSION, FlatFile
 from llamac.format.private_files import create, locked, open_own, open_regular
 from llamac.format.strict_json import MAX_BYTES, parse_object
 from llamac.progress import Progress, silent
@@ -50,6 +50,7 @@ SHOWN = 12  # candidates in a message
 
 _KEY = r"[0-9a-f]{64}"
 _PARTIAL = re.compile(rf"\.({_KEY})\.([0-9a-f]{{16}})\.[0-9a-f]{{16}}\.partial")
+_MODEL = re.compile(rf"({_KEY})\.bin")
 _NOTE = re.compile(rf"\.?({_KEY})\.json(\.[0-9a-f]+\.partial)?")
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -340,6 +341,12 @@ class Cache:
             elif known.get("hashed") is False and known.get("unsynced", boot) != boot:
                 problem = "not verified before the system's last start"
             found.append(Entry(name[1], source, dtype, size, _time_of(note), problem))
+        for path in _regular_files(self._models):
+            name = _MODEL.fullmatch(path.name)
+            if name and self._read_note(self._note(name[1])) is None and _is_flat(path):
+                found.append(
+                    Entry(name[1], "unknown", "unknown", _size_of(path), _time_of(path), "its note is damaged")
+                )
         return sorted(found, key=lambda entry: (-entry.used, entry.key))
 
     def select(self, name: str) -> Entry:
@@ -385,7 +392,10 @@ class Cache:
         max_bytes: int | None = None,
         dry_run: bool = False,
     ) -> list[Removal]:
-        """Delete unusable files: interrupted conversions, models of other versions, notes of missing sources.
+        """Delete unusable files.
+
+        These are interrupted conversions, models of other versions or without a readable note, and notes of missing
+        sources.
 
         Models that other processes are writing are not deleted. An open model can be deleted, and stays usable until it
         is closed.
@@ -526,6 +536,15 @@ def _verify(file: FlatFile) -> None:
 
 def _is_regular(path: Path) -> bool:
     return stat.S_ISREG(path.lstat().st_mode)
+
+
+def _is_flat(path: Path) -> bool:
+    """Whether a file begins like a model."""
+    try:
+        with os.fdopen(open_regular(path), "rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
 
 
 def _regular_files(folder: Path) -> list[Path]:

@@ -159,6 +159,24 @@ def test_pruning_deletes_unusable_files(filled: Cache, tmp_path: Path) -> None:
     assert not filled.path(newest.key).exists()
 
 
+@pytest.mark.parametrize("content", [b"", bytes(100), None], ids=["empty", "zeros", "missing"])
+def test_a_model_without_a_readable_note_is_listed_and_deleted(
+    llamac_command: Command, filled: Cache, content: bytes | None
+) -> None:
+    """A power loss can leave an empty note."""
+    for entry in filled.entries()[:2]:
+        note = filled.folder / "models" / f"{entry.key}.json"
+        note.unlink()
+        if content is not None:
+            note.write_bytes(content)
+    one, other = (entry for entry in filled.entries() if entry.problem == "its note is damaged")
+    assert llamac_command("cache", "list").out.count("  unknown  (its note is damaged)\n") == 2
+    assert llamac_command("cache", "rm", one.id).code == 0
+    assert [(gone.reason, gone.bytes) for gone in filled.prune()] == [(other.problem, other.bytes)]
+    assert dtypes(filled) == ["bf16"]
+    assert len(list((filled.folder / "models").iterdir())) == 2
+
+
 def test_a_running_conversion_is_not_pruned(filled: Cache) -> None:
     oldest = filled.entries()[-1]
     with filled.converting(oldest.key):
