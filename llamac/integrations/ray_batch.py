@@ -20,7 +20,7 @@ from llamac.arguments import DEFAULT_SEQUENCES, KV_DTYPES, KVDtype, Numerics
 from llamac.engine.batching.engine import Engine
 from llamac.engine.sampling.params import SamplingParams
 from llamac.errors import ArgumentError, LlamacError, ModelError, UnsupportedError
-from llamac.exit_codes import ERROR, INTERRUPTED, OK
+from llamac.exit_codes import ERROR, INTERRUPTED, OK, USAGE
 from llamac.integrations.ray_serve import HOW_TO_INSTALL, check_device, fewest_cpus
 from llamac.openai.batch_files import STANDARD, Input, Line, Output, parse_line
 from llamac.openai.batch_lines import Answering
@@ -208,6 +208,27 @@ def _parser(text: bytes, number: int) -> Callable[[], dict[str, Any]]:
     return lambda: parse_line(text, number)
 
 
+def _answer(options: dict[str, Any]) -> Summary:
+    """Connect to the cluster and answer the file.
+
+    Raises:
+        LlamacError: If a worker fails; or as `answer_file`.
+        OSError: As `answer_file`.
+    """
+    check_device(options["device"])
+    if find_spec("ray") is None:
+        raise UnsupportedError(HOW_TO_INSTALL)
+    import ray
+
+    try:
+        ray.init(options.pop("address"), log_to_driver=False, logging_level="ERROR")
+        with bars() as progress:
+            return answer_file(options.pop("source"), options.pop("output"), progress=progress, **options)
+    except ray.exceptions.RayError as error:
+        lines = str(error).split("\n")  # the worker's traceback, which ends with its error
+        raise LlamacError(next((line for line in reversed(lines) if line), "RayError")) from None
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     parser = argparse.ArgumentParser(
@@ -226,21 +247,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--kv-tokens", type=int, metavar="N", help="positions in the KV cache of a worker")
     parser.add_argument("--device", default="cpu", metavar="NAME", help="the device to compute on: only cpu")
     options = vars(parser.parse_args(arguments))
-    address = options.pop("address")
     try:
-        check_device(options["device"])
-        if find_spec("ray") is None:
-            raise UnsupportedError(HOW_TO_INSTALL)
-        import ray
-
-        ray.init(address, log_to_driver=False, logging_level="ERROR")
-        with bars() as progress:
-            summary = answer_file(options.pop("source"), options.pop("output"), progress=progress, **options)
+        summary = _answer(options)
     except KeyboardInterrupt:
         sys.stderr.write("llamac: stopped; run the command again to continue\n")
         return INTERRUPTED
     except (LlamacError, OSError) as error:
-        parser.error(str(error))
+        shown = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
+        sys.stderr.write(f"llamac: error: {shown}\n")
+        return USAGE if isinstance(error, ArgumentError) else ERROR
     sys.stderr.write(f"llamac: {summary.done} of {summary.lines} lines, {summary.errors} with errors\n")
     return ERROR if summary.errors else OK
 

@@ -37,6 +37,10 @@ ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
 BEGINNING = 256  # characters of the first message that choose a replica
 ATTEMPTS = 4  # replicas that may die under a request before its client gets an error
 AHEAD = 64  # parts of an answer that a replica computes before they are taken
+POSITIVE = (
+    *("threads", "num_replicas", "max_replicas", "max_sequences", "max_queue", "context", "kv_tokens"),
+    *("max_body", "max_prompt", "timeout"),
+)
 # Of an ASGI scope.
 PASSED_ON = ("type", "http_version", "method", "path", "query_string", "headers", "client")
 
@@ -115,10 +119,9 @@ def arguments_of(given: Mapping[str, Any]) -> Arguments:
     except msgspec.ValidationError as error:
         raise ArgumentError(f"arguments of build_app: {error}") from None
     check_device(found.device)
-    positive = ("threads", "num_replicas", "max_replicas", "max_sequences", "max_queue", "max_body", "timeout")
-    for name in positive:
+    for name in POSITIVE:
         value = getattr(found, name)
-        if value is not None and value <= 0:
+        if value is not None and not value > 0:  # so that NaN is refused
             raise ArgumentError(f"{name} is {value:g}, expected more than 0")
     if found.max_replicas is not None and found.max_replicas < found.num_replicas:
         raise ArgumentError(

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from llamac.errors import UnsupportedError
+from llamac.exit_codes import ERROR
 from llamac.integrations import ray_batch, ray_serve
 from llamac.integrations.ray_serve import ATTEMPTS, Front
 
@@ -168,6 +169,5 @@ def test_without_ray_the_error_says_how_to_install_it(
         ray_serve.build_app({})
     with pytest.raises(UnsupportedError, match=r"pip install .*llamac\[ray\]"):
         ray_batch.answer_file("in.jsonl", "out.jsonl")
-    with pytest.raises(SystemExit):
-        ray_batch.main(["in.jsonl", "out.jsonl"])
+    assert ray_batch.main(["in.jsonl", "out.jsonl"]) == ERROR
     assert "llamac[ray]" in capsys.readouterr().err
