@@ -220,23 +220,33 @@ class Output:
     def _resume(self, file: int, source: Input, fingerprint: str) -> None:
         """Read the results that the file has, and drop a last line that was not written to its end."""
         expected = {line.number: line for line in source.lines}
-        end = 0
+        end, missing = 0, b""
         with open(file, "rb", closefd=False) as results:
             for number, data in enumerate(iter(results.readline, b""), 1):
                 if not data.endswith(b"\n"):
-                    if data[: len(BEGINNING)] != BEGINNING[: len(data)]:
-                        raise self._foreign(number)
-                    os.ftruncate(file, end)
-                    break
+                    if self._is_incomplete(number, data):
+                        os.ftruncate(file, end)
+                        break
+                    missing = b"\n"
                 self._read_result(number, data, expected, source, fingerprint)
                 end += len(data)
-        self._state = (end, b"")
+        self._state = (end, missing)
+
+    def _is_incomplete(self, number: int, data: bytes) -> bool:
+        """Whether a last line without a line feed was not written to its end."""
+        with contextlib.suppress(InvalidLineError):
+            _parsed(data)
+            return False
+        begun = data.rstrip(b"\0")  # after a power loss, a file can end with zeros
+        if begun[: len(BEGINNING)] != BEGINNING[: len(begun)] or not (begun or self.done):
+            raise self._foreign(number)
+        return True
 
     def _read_result(
         self, number: int, data: bytes, expected: Mapping[int, Line], source: Input, fingerprint: str
     ) -> None:
         try:
-            result = parse_object(data, "result", error=InvalidLineError, max_bytes=1 << 30)
+            result = _parsed(data)
         except InvalidLineError:
             raise self._foreign(number) from None
         identity = result.get("id")
@@ -262,8 +272,10 @@ class Output:
         self.errors += "error" in body
 
     def _foreign(self, number: int) -> ArgumentError:
+        foreign = "line" if self.done else "file"
         return ArgumentError(
-            f"{self.name}: line {number} is not a result of `llamac batch`: choose another output, or remove this file"
+            f"{self.name}: line {number} is not a result of `llamac batch`: choose another output, or remove this "
+            f"{foreign}"
         )
 
     def append(self, result: Mapping[str, Any]) -> None:
@@ -314,6 +326,10 @@ class Output:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def _parsed(data: bytes) -> dict[str, Any]:
+    return parse_object(data, "result", error=InvalidLineError, max_bytes=1 << 30)
 
 
 def _is_response(value: object) -> bool:

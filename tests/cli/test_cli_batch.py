@@ -311,6 +311,30 @@ def test_a_batch_continues_after_a_kill_at_any_byte(llamac_command: Command, mod
         assert output.read_bytes()[:kept] == whole[:kept]
 
 
+def test_results_that_another_program_has_rewritten_are_continued(
+    llamac_command: Command, finished: tuple[Path, Path], model: Path
+) -> None:
+    """Without spaces and without a last line feed, as json.dumps and a join may write them."""
+    source, output = finished
+    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    kept = "\n".join(json.dumps(line, separators=(",", ":")) for line in lines[:2])
+    output.write_text(kept)
+    assert llamac_command("batch", source, output, "-m", model).err == "llamac: 3 of 3 lines\n"
+    assert output.read_text().startswith(kept + "\n{")
+    assert set(results(output)) == {"id-000", "id-001", "id-002"}
+
+
+@pytest.mark.parametrize("part", [b"", b'{"id": "batch_'])
+def test_zeros_after_a_power_loss_are_dropped(
+    llamac_command: Command, finished: tuple[Path, Path], model: Path, part: bytes
+) -> None:
+    source, output = finished
+    whole = output.read_bytes()
+    output.write_bytes(whole + part + bytes(5000))
+    assert llamac_command("batch", source, output, "-m", model).code == 0
+    assert output.read_bytes() == whole
+
+
 def test_a_killed_batch_continues(llamac_command: Command, model: Path, tmp_path: Path) -> None:
     source, output = write_lines(tmp_path / "in.jsonl", some_lines(300)), tmp_path / "out.jsonl"
     program = "import llamac.openai.batch_files as f, llamac.cli as c; f.SYNC_INTERVAL = 0.0; c.main()"
@@ -425,11 +449,24 @@ def test_duplicate_custom_ids_are_refused(llamac_command: Command, model: Path, 
     assert "lines 1 and 4 have the same custom_id 'a'" in error
 
 
-@pytest.mark.parametrize("text", ["notes", "notes\n", "[]\n", '{"id": "x"}\n', '{"id": "batch_req_1_0"}\n', '{"id": 1'])
+@pytest.mark.parametrize(
+    "text", ["notes", "notes\n", "\0\0", "[]\n", '{"id": "x"}\n', '{"id": "batch_req_1_0"}\n', '{"id": 1']
+)
 def test_a_foreign_output_is_refused(llamac_command: Command, model: Path, tmp_path: Path, text: str) -> None:
     source, output = write_lines(tmp_path / "in.jsonl", some_lines(1)), tmp_path / "out.jsonl"
     output.write_text(text)
-    assert "line 1 is not a result of `llamac batch`" in refusal(llamac_command, source, output, model)
+    error = refusal(llamac_command, source, output, model)
+    assert "line 1 is not a result of `llamac batch`: choose another output, or remove this file" in error
+
+
+@pytest.mark.parametrize("text", ["notes", '{"id": 1}', "[]\n"])
+def test_a_foreign_line_after_results_is_refused(
+    llamac_command: Command, model: Path, finished: tuple[Path, Path], text: str
+) -> None:
+    source, output = finished
+    output.write_text(output.read_text() + text)
+    error = refusal(llamac_command, source, output, model)
+    assert "line 4 is not a result of `llamac batch`: choose another output, or remove this line" in error
 
 
 def test_a_changed_input_is_refused(llamac_command: Command, model: Path, finished: tuple[Path, Path]) -> None:
