@@ -10,14 +10,14 @@ import ctypes
 import os
 import re
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from llamac.errors import ArgumentError
 from llamac.guided.guides import Guide
 from llamac.guided.vocabulary import check_matcher, vocabulary_of
-from llamac.interrupt import WAIT_S
+from llamac.interrupt import WAIT_S, in_main_thread, interruptible
 from llamac.text.reasoning import CALL_END, HEADS, TAGS, TOKEN_TAGS, tag_ids, token_name
 from llamac.text.tokenizer import Tokenizer
 
@@ -227,7 +227,8 @@ class Constraint:
         if left > 2 * (self._shortest or 0) + MIN_CLOSING:
             return token
         after = matcher.deep_copy()
-        after.consume_token(token)
+        if not after.consume_token(token):
+            check_matcher(after)
         if self._completion(after, left - 1) is not None:
             return token
         self._ending_tokens = self._completion(matcher, left) or []
@@ -315,9 +316,15 @@ class Constraint:
 
 
 def _forced_tokens(matcher: Any) -> list[int]:
-    """The tokens of the text that the grammar forces here, empty if it leaves a choice."""
-    tokens: list[int] = matcher.compute_ff_tokens()
-    return tokens
+    """The tokens of the text that the grammar forces here, empty if it leaves a choice.
+
+    The library calls the tokenizer for them. It would take the KeyboardInterrupt of a signal handler for an error of
+    the tokenizer, so the call runs in a thread in which Python runs no signal handlers.
+    """
+    if not matcher.compute_ff_bytes():
+        return []
+    compute: Callable[[], list[int]] = matcher.compute_ff_tokens
+    return interruptible(compute, lambda: None) if in_main_thread() else compute()
 
 
 _pool: ThreadPoolExecutor | None = None

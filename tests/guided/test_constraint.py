@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import json
 import random
+import signal
+import threading
 import weakref
 from concurrent.futures import Future
 from typing import Any
@@ -19,7 +21,7 @@ from llamac.guided import constraint as module
 from llamac.guided import guides
 from llamac.guided.constraint import Constraint
 from llamac.guided.guides import Guide
-from llamac.guided.vocabulary import vocabulary_of
+from llamac.guided.vocabulary import _Adapter, vocabulary_of
 from llamac.text.special_tokens import SpecialTokens
 from llamac.text.tokenizer import Tokenizer
 
@@ -397,6 +399,36 @@ def test_many_options_are_followed_as_few_are(bpe: Tokenizer, monkeypatch: pytes
         assert constraints[0].is_accepting == constraints[1].is_accepting
         for constraint in constraints:
             constraint.accept(bpe.encode(text)[0])
+
+
+@pytest.mark.parametrize("most", [99, 12])
+def test_ctrl_c_while_the_library_encodes_a_text_is_raised(
+    most: int, bpe: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error in the library's call of the tokenizer would become one of the library's, or end the text early."""
+    guide = llamac.Json({"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]})
+    encode, at, calls = _Adapter.__call__, 0, 0
+
+    def interrupted(self: _Adapter, text: str) -> list[int]:
+        nonlocal calls
+        calls += not threading.current_thread().name.startswith("llamac-guide")  # which prepare the next draw
+        if calls == at:
+            signal.raise_signal(signal.SIGINT)
+        return encode(self, text)
+
+    def run(interrupt_at: int) -> tuple[list[int], bool]:
+        nonlocal at, calls
+        at, calls = interrupt_at, 0
+        return generated(Constraint(guide, bpe, stops(bpe), []), bpe, 1, most)
+
+    vocabulary_of(bpe)  # calls it, too
+    monkeypatch.setattr(_Adapter, "__call__", interrupted)
+    wanted, n = run(0), calls
+    assert n > 2
+    for interrupt_at in range(1, n + 1):
+        with pytest.raises(KeyboardInterrupt):
+            run(interrupt_at)
+    assert run(0) == wanted
 
 
 def test_stop_tokens_change_nothing(bpe: Tokenizer) -> None:
