@@ -13,6 +13,7 @@ from typing import Any
 
 from llamac.errors import ArgumentError, ArgumentTypeError
 from llamac.guided.library import checked_text, llguidance, problem
+from llamac.guided.numbers import number_problem, with_inclusive_limits
 
 Schema = dict[str, Any]
 
@@ -68,8 +69,10 @@ def _compiled(schema: object) -> tuple[str, str]:
     """The grammar of a schema, and what is wrong with it."""
     try:
         text = checked_text(json.dumps(schema, allow_nan=False, ensure_ascii=False), "the JSON schema")
-        if '"propertyNames"' in text or '"^(?!' in text:
-            text = json.dumps(_simplified(schema), ensure_ascii=False)
+        if found := _number_problem(schema):
+            return "", found
+        if any(mark in text for mark in ('"propertyNames"', '"^(?!', '"exclusiveM')):
+            text = json.dumps(simplified(schema), ensure_ascii=False)
     except TypeError as error:
         return "", f"not JSON: {error}"
     if (length := _longest(schema)) > MAX_STRING:
@@ -79,21 +82,25 @@ def _compiled(schema: object) -> tuple[str, str]:
     return grammar, problem(grammar)
 
 
-def _simplified(schema: object) -> object:
-    """The schema without `propertyNames` that all keys match and without look-ahead, as Zod and Pydantic write them."""
+def simplified(schema: Any) -> Any:
+    """The schema in words that the library knows.
+
+    It has no `propertyNames` that all keys match and no look-ahead, as Zod and Pydantic write them, and none of the
+    excluded limits that the library would allow.
+    """
     if not isinstance(schema, Mapping):
         return schema
     found: dict[Any, Any] = {}
     for name, value in schema.items():
         if name in _OF_SCHEMAS and isinstance(value, Mapping):
-            found[name] = {key: _simplified(part) for key, part in value.items()}
+            found[name] = {key: simplified(part) for key, part in value.items()}
         elif name in _LISTS and isinstance(value, list | tuple):
-            found[name] = [_simplified(part) for part in value]
+            found[name] = [simplified(part) for part in value]
         elif name == "pattern" and isinstance(value, str):
             found[name] = _SAME_PATTERNS.get(value, value)
         elif name != "propertyNames" or value not in _ANY_NAME:
-            found[name] = value if name in ANNOTATIONS or name == "const" else _simplified(value)
-    return found
+            found[name] = value if name in ANNOTATIONS or name == "const" else simplified(value)
+    return with_inclusive_limits(found)
 
 
 def _longest(schema: object) -> int:
@@ -104,6 +111,14 @@ def _longest(schema: object) -> int:
         items = [(key, value) for key, value in schema.items() if key not in ANNOTATIONS or not isinstance(value, str)]
         return max((_longest(part) for item in items for part in item), default=0)
     return max(map(_longest, schema), default=0) if isinstance(schema, list | tuple) else 0
+
+
+def _number_problem(schema: object) -> str:
+    """What is wrong with the numbers of a schema; an empty string if nothing is."""
+    if not isinstance(schema, Mapping):
+        return ""
+    inner = (_number_problem(part) for _, part in _subschemas(schema))
+    return number_problem(schema) or next(filter(None, inner), "")
 
 
 def _place(schema: object, found: str) -> tuple[str, str]:
@@ -145,6 +160,8 @@ def _reworded(found: str) -> str:
         return "oneOf is supported only if a constant or a type tells the alternatives apart: use anyOf"
     if found.startswith("Failed to generate regex for integer range"):
         return "the limits of an integer need to be between -2**63 and 2**63 - 1"
+    if found.startswith("Failed to generate regex for float range"):
+        return "the limits of a number need to be between -2**63 and 2**63"
     if document := re.match(r"Resource '(.*)' is not present", found):
         return f"the reference to {document[1]} cannot be followed: put that schema into $defs"
     return found

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from llamac.guided.schemas import WHITE_SPACE
+from llamac.guided.schemas import WHITE_SPACE, simplified
 from llamac.text.tokenizer import Tokenizer
 
 ANY_TEXT = r"/(.|\n)*/"
@@ -80,4 +80,5 @@ def quoted(text: str) -> str:
 
 def json_value(schema: Mapping[str, Any]) -> str:
     """JSON that matches a schema, inside of a rule."""
-    return "%json " + json.dumps({**schema, "x-guidance": {"whitespace_pattern": WHITE_SPACE, "lenient": False}})
+    options = {"whitespace_pattern": WHITE_SPACE, "lenient": False}
+    return "%json " + json.dumps({**simplified(schema), "x-guidance": options})

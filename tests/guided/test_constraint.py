@@ -164,6 +164,33 @@ def test_special_tokens_never_come_next_but_stops_do(bpe: Tokenizer) -> None:
     assert not stop_ids & set(allowed(constraint, bpe))
 
 
+@pytest.mark.parametrize(
+    ("limits", "inside", "outside"),
+    [
+        ({"exclusiveMinimum": 0, "maximum": 0.5}, ["0.1", "0.5", "0.001"], ["0", "0.0", "-0"]),
+        ({"exclusiveMinimum": 2.0, "exclusiveMaximum": 2.5}, ["2.1", "2.0001"], ["2", "2.0", "2.5"]),
+        ({"exclusiveMaximum": 0, "exclusiveMinimum": -0.001}, ["-0.0005"], ["0", "-0", "-0.001"]),
+        ({"exclusiveMaximum": -2, "minimum": -2.5}, ["-2.5", "-2.1"], ["-2", "-2.0", "-2.6"]),
+        ({"exclusiveMinimum": 0, "exclusiveMaximum": 1}, ["0.5"], ["0", "1"]),
+    ],
+)
+@pytest.mark.parametrize("wrap", [lambda schema: schema, lambda schema: {"anyOf": [schema, {"type": "null"}]}])
+def test_excluded_limits_do_not_match(
+    wrap: Any, limits: dict[str, float], inside: list[str], outside: list[str], bpe: Tokenizer
+) -> None:
+    guide = llamac.Json(wrap({"type": "number", **limits}))
+    for text in (*inside, *outside):
+        constraint = Constraint(guide, bpe, [], [])
+        for token in bpe.encode(text):
+            if token not in allowed(constraint, bpe):
+                break
+            constraint.accept(token)
+        else:
+            assert constraint.is_accepting == (text in inside), text
+            continue
+        assert text in outside, text
+
+
 # ---- forced tokens
 
 

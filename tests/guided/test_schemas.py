@@ -157,6 +157,37 @@ def test_the_pattern_of_pydantics_decimal_numbers_needs_no_look_ahead() -> None:
             assert bool(re.search(same, number)) == bool(re.search(of_pydantic, number)), number
 
 
+@pytest.mark.parametrize(
+    ("schema", "found"),
+    [
+        ({"const": 2**53 + 1}, "number 9007199254740993 has too many digits"),
+        ({"enum": [1, {"a": [-(2**60) - 1]}]}, "number -1152921504606846977 has too many digits"),
+        ({"const": 123456789.12345679}, "number 123456789.12345679 has too many digits"),
+        ({"const": -(2**63)}, "number -9223372036854775808 has too many digits"),
+        ({"type": "integer", "const": 10**20}, "number 100000000000000000000 has too many digits"),
+        ({"const": 10**400}, r"number 1.000e\+400 has too many digits"),
+        ({"type": "integer", "minimum": 2**53 + 1}, "minimum is 9007199254740993"),
+        ({"type": "integer", "minimum": -(2**63), "maximum": -(2**63)}, "minimum is -9223372036854775808"),
+        ({"type": "integer", "maximum": -1e19}, r"maximum is -1e\+19"),
+        ({"type": "integer", "exclusiveMinimum": 2**53}, "exclusiveMinimum is 9007199254740992"),
+        ({"type": "integer", "minimum": 10**19, "maximum": 10**19 + 5}, "minimum is 10000000000000000000"),
+        ({"type": "number", "minimum": 0, "maximum": 1e19}, r"the limits of a number need to be between -2\*\*63"),
+    ],
+)
+def test_numbers_that_the_library_would_change_are_refused(schema: dict[str, Any], found: str) -> None:
+    with pytest.raises(ArgumentError, match=f"at /properties/id: .*{found}"):
+        llamac.Json({"properties": {"id": schema}})
+
+
+def test_numbers_that_the_library_keeps_are_accepted() -> None:
+    kept = [0, True, -1.5, 2**53, -(2**60), 2**63 - 1, 0.1, 0.30000000000000004, 1e-20, [1], {"a": None}]
+    llamac.Json({"enum": kept})
+    llamac.Json({"const": {"minimum": 1, "const": 2}})
+    for schema in ({"minimum": 0, "maximum": 2**63 - 1}, {"maximum": 2**64 - 1}, {"exclusiveMaximum": 2**63}):
+        llamac.Json({"type": "integer", **schema})
+    llamac.Json({"properties": {"const": {"type": "integer"}, "minimum": {"minimum": 1}}})
+
+
 def test_an_annotation_without_a_type_is_an_error() -> None:
     broken = make_dataclass("Broken", [("value", "Nowhere")])
     with pytest.raises(ArgumentTypeError, match="Broken has an annotation that cannot be evaluated: name 'Nowhere'"):
