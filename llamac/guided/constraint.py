@@ -12,6 +12,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from typing import Any
 
 from llamac.errors import ArgumentError
@@ -236,10 +237,14 @@ class Constraint:
 
     def _completion(self, matcher: Any, most: int) -> list[int] | None:
         """Tokens that complete the text, at most this many; None if none were found. Depends on the text alone."""
-        found = self._completed(matcher, most, ())
-        return self._completed(matcher, most, self._closings) if found is None and self._closings else found
+        found = self._completed(matcher, most)
+        if found is None and self._closings:
+            found = self._completed(matcher, most, self._closings)
+        return self._completed(matcher, most, in_order=False) if found is None else found
 
-    def _completed(self, matcher: Any, most: int, closings: Sequence[Sequence[int]]) -> list[int] | None:
+    def _completed(
+        self, matcher: Any, most: int, closings: Sequence[Sequence[int]] = (), *, in_order: bool = True
+    ) -> list[int] | None:
         """Tokens that complete the text with closing marks wherever they can stand."""
         marks = [list(closing) for closing in closings if self._banned.isdisjoint(closing)]
         end = matcher.deep_copy()
@@ -249,7 +254,7 @@ class Constraint:
             before, taken = taken, _forced_tokens(end)
             if not taken:  # a text can hold the mark of another, and goes on
                 taken = next((mark for mark in marks if mark != before and end.validate_tokens(mark) == len(mark)), [])
-            taken = taken or self._ending(end)
+            taken = taken or (self._ending(end) if in_order else self._needed(end, before))
             found += taken
             if len(found) > most or not taken or not self._banned.isdisjoint(taken) or not end.consume_tokens(taken):
                 return None
@@ -259,12 +264,9 @@ class Constraint:
         """The token that is most likely to lead to the end of a value."""
         single = self._vocabulary.single
 
-        def is_valid(token: int) -> bool:
-            return token not in self._banned and matcher.validate_tokens([token]) == 1
-
         def valid(data: bytes) -> int | None:
             token = single.get(data)
-            return token if token is not None and is_valid(token) else None
+            return token if token is not None and self._is_valid(matcher, token) else None
 
         letter = valid(b"a")
         if letter is not None:  # in a string of JSON, brackets end nothing
@@ -272,8 +274,17 @@ class Constraint:
                 return [quote]
             if valid(b"}") is not None and valid(b".") is not None:
                 return [letter]
-        ending = next(filter(is_valid, self._vocabulary.endings), None)
+        ending = next(filter(partial(self._is_valid, matcher), self._vocabulary.endings), None)
         return [] if ending is None else [ending]
+
+    def _is_valid(self, matcher: Any, token: int) -> bool:
+        return token not in self._banned and matcher.validate_tokens([token]) == 1
+
+    def _needed(self, matcher: Any, before: list[int]) -> list[int]:
+        """The token that is most likely to lead to something that a value needs, and not the one before."""
+        valid = ([token] for token in self._vocabulary.needed if self._is_valid(matcher, token))
+        first = next(valid, [])
+        return next(valid, first) if first == before else first
 
     # ---- the worker
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 from llamac.errors import ArgumentError, UnsupportedError
@@ -17,7 +18,11 @@ FUEL, MAX_FUEL = 1 << 16, 1 << 20
 OUT_OF_FUEL = "initial lexer configuration (grammar) too big"
 # Candidates to complete a text, in this order: first those that can end a value, then those that can continue one.
 _MARKS = "".join(mark for mark in map(chr, range(33, 127)) if not mark.isalnum())
-ENDINGS = (*"}])\"'>;.", *_MARKS, *"0123456789", "\n", *map(chr, range(65, 123)), " ")
+_OTHERS = (*_MARKS, *"0123456789", "\n", *map(chr, range(65, 123)), " ")
+ENDINGS = (*"}])\"'>;.", *_OTHERS)
+# Where those lead to no end: first the marks without which an address or a time does not end.
+NEEDED = (*"}])\"@:Z'>;.", *_OTHERS)
+_BYTES = (*range(0x80, 0xC0), *range(0xC2, 0xF5))  # of characters that are not ASCII
 
 
 class Vocabulary:
@@ -29,6 +34,7 @@ class Vocabulary:
         n_ids: Ids of the tokenizer.
         single: The token of each byte that has one.
         endings: Tokens of one byte, in the order in which they are tried to complete a text.
+        needed: The same tokens, in the order in which they are tried if that order leads to no end.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -53,8 +59,11 @@ class Vocabulary:
         for token, data in enumerate(tokens):
             if len(data) == 1:
                 self.single.setdefault(data, token)
-        order = [*(text.encode() for text in ENDINGS), *(bytes([byte]) for byte in range(0x80, 0xC0))]
-        self.endings = list(dict.fromkeys(self.single[data] for data in order if data in self.single))
+        self.endings, self.needed = map(self._in_order, (ENDINGS, NEEDED))
+
+    def _in_order(self, texts: Sequence[str]) -> list[int]:
+        order = [*(text.encode() for text in texts), *(bytes([byte]) for byte in _BYTES)]
+        return list(dict.fromkeys(self.single[data] for data in order if data in self.single))
 
     def matcher(self, grammar: str) -> Any:
         """A matcher of llguidance's at the beginning of a text.

@@ -239,6 +239,11 @@ def test_forced_text_is_divided_as_the_tokenizer_divides_it(bpe: Tokenizer) -> N
         (llamac.Regex(r"[a-z]+\.[0-9]{3}"), 12),
         (llamac.Regex("([a-z ]+\n)+"), 12),
         (llamac.Grammar('root ::= "(" (root | [a-z]*) ")"'), 12),
+        (llamac.Json({"type": "string", "format": "email"}), 10),
+        (llamac.Json({"type": "string", "format": "uri"}), 10),
+        (llamac.Json({"type": "string", "format": "date-time"}), 24),
+        (llamac.Json({"enum": ["ñ", "日本"]}), 9),
+        (llamac.Regex("[α-ω]+(北京|上海)"), 16),
     ],
 )
 def test_texts_are_completed_before_the_limit(guide: Guide, most: int, tokenizer: Tokenizer) -> None:
