@@ -41,6 +41,8 @@ def shown(progress: bool | Progress) -> Iterator[Progress]:
     if progress is True:
         with bars() as report:
             yield report
+    elif progress and not callable(progress):
+        raise ArgumentTypeError(f"progress must be a bool or a function, not {type(progress).__name__}")
     else:
         yield progress or silent
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from llamac import _core
+from llamac.arguments import wrong_type
 from llamac.errors import CancelledError
 from llamac.interrupt import interruptible
 from llamac.text.tokenizer import LONG_TEXT
@@ -82,3 +83,10 @@ class Cancellation:
         finally:
             with self._lock:
                 self._scopes.discard(scope)
+
+
+def cancellation(cancel: Cancellation | None) -> Cancellation:
+    """The object for an argument `cancel`: a new one, which nobody cancels, for None."""
+    if cancel is not None and not isinstance(cancel, Cancellation):
+        raise wrong_type("cancel", cancel, "a llamac.Cancellation")
+    return cancel or Cancellation()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from llamac.arguments import to_int, wrong_type
 from llamac.engine.rows import known_ids
-from llamac.engine.scoring.cancellation import Cancellation
+from llamac.engine.scoring.cancellation import Cancellation, cancellation
 from llamac.engine.scoring.pooled import Tokens, pooled_outputs, pooling_of, width_of
 from llamac.engine.scoring.prompts import chosen_prompt
 from llamac.errors import ArgumentError, ContextFullError, ModelError, UnsupportedError
@@ -111,7 +111,7 @@ def embed(
     cancel: Cancellation | None,
 ) -> Vectors:
     """Compute the embeddings of texts; see `Model.embed`. prompts: the name of a prompt, and a prompt."""
-    cancel = cancel or Cancellation()
+    cancel = cancellation(cancel)
     check_embeds(model)
     chosen = pooling_of(model, pooling)
     kept = kept_dimensions(model, chosen, dimensions)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from llamac.arguments import wrong_type
 from llamac.engine.prompts.prompt_ids import ToolOptions, conversation_ids
 from llamac.engine.sampling.params import SamplingParams
-from llamac.engine.scoring.cancellation import Cancellation
+from llamac.engine.scoring.cancellation import Cancellation, cancellation
 from llamac.engine.scoring.pairs import check_template, has_template, pair_tokens, rendered_pair, template_options
 from llamac.engine.scoring.pooled import Tokens, pooled_outputs, pooling_of
 from llamac.engine.scoring.scores import Span, check_span, score_spans
@@ -75,7 +75,7 @@ def rerank(
     if isinstance(documents, str | bytes) or not isinstance(documents, Iterable):
         raise wrong_type("documents", documents, "a list of str")
     listed = list(documents)
-    return rank(listed, prepare(model, query, listed, task, cancel or Cancellation(), parse_special), report)
+    return rank(listed, prepare(model, query, listed, task, cancellation(cancel), parse_special), report)
 
 
 def prepare(

@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from llamac.arguments import wrong_type
-from llamac.engine.rows import Rows, appended_rows, as_ids, common_prefix
-from llamac.engine.scoring.cancellation import Cancellation
+from llamac.engine.rows import Rows, appended_rows, common_prefix, known_ids
+from llamac.engine.scoring.cancellation import Cancellation, cancellation
 from llamac.engine.scoring.passes import PASS_ROWS, PASS_SEQUENCES, contexts_for
 from llamac.errors import ArgumentError, ContextFullError
 from llamac.progress import silent
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from llamac.engine.model import Model
     from llamac.engine.session import Session
     from llamac.progress import Progress
+    from llamac.text.tokenizer import Tokenizer
 
 PASS_LOGITS = 128  # maximum rows of logits per pass
 
@@ -81,7 +82,7 @@ def score_spans(
         The probabilities of ids[start:] of each span, in the order of the spans.
     """
     found: dict[int, TokenProbabilities] = {}
-    cancel = cancel or Cancellation()
+    cancel = cancellation(cancel)
     report("scoring", 0, len(spans))
     for positions, group in contexts_for(model, [len(span.ids) - 1 for span in spans], context):
         # adjacent spans in this order share the longest prefixes
@@ -229,22 +230,26 @@ Text = str | Sequence[int]
 def continuation_span(model: Model, prompt: Text, continuation: Text) -> Span:
     """Return the ids of a prompt and its continuation, given as two texts or as two lists of token ids.
 
-    Texts are tokenized together and split where the prompt's own tokens end. White space at the prompt's end counts as
-    the start of the continuation, because most vocabularies have it at the start of words. An empty prompt stands for
-    BOS, or for EOS if the model has no BOS.
+    Texts are tokenized together and split where the prompt's own tokens end; or each by itself, if a token would have
+    a part of both. White space at the prompt's end counts as the start of the continuation, because most vocabularies
+    have it at the start of words. An empty prompt stands for BOS, or for EOS if the model has no BOS.
 
     Raises:
-        ArgumentError: If the continuation has no tokens.
+        ArgumentError: If the continuation has no tokens, or a token id is not in the vocabulary.
     """
     if isinstance(prompt, str) and isinstance(continuation, str):
         stripped = prompt.rstrip()
         whole = array("i", model.tokenize(prompt + continuation, parse_special=False))
-        start = len(model.tokenize(stripped, parse_special=False)) if stripped else 0
+        before = array("i", model.tokenize(stripped, parse_special=False)) if stripped else array("i")
+        start = len(before)
+        if whole[:start] != before and not model.special.add_eos:
+            whole = before + array("i", _ids_after(model.tokenizer, prompt[len(stripped) :] + continuation))
     elif isinstance(prompt, str) or isinstance(continuation, str):
         raise wrong_type("continuation", continuation, "of the prompt's type: both str, or both token ids")
     else:
-        whole, start = as_ids(prompt), len(prompt)
-        whole += as_ids(continuation)
+        size = model.config["vocab_size"]
+        whole, start = known_ids(prompt, size, "the prompt"), len(prompt)
+        whole += known_ids(continuation, size, "the continuation")
     if start == 0:
         special = model.special
         front = array("i", special.front or ([] if special.eos_id is None else [special.eos_id]))
@@ -256,6 +261,16 @@ def continuation_span(model: Model, prompt: Text, continuation: Text) -> Span:
     if len(whole) <= start:
         raise ArgumentError(f"the continuation {continuation!r} has no tokens of its own: expected some text")
     return Span(whole, start)
+
+
+def _ids_after(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The ids of a text that continues another one. Many tokenizers put a space before a text that begins."""
+    for before in ("\n", ".", "a"):
+        ids = tokenizer.encode(before + text)
+        for start in range(min(len(ids), 4)):
+            if b"".join(map(tokenizer.token_bytes, ids[start:])) == text.encode():
+                return ids[start:]
+    return tokenizer.encode(text)
 
 
 def check_span(span: Span, context: int, name: str) -> None:
@@ -272,7 +287,9 @@ def check_span(span: Span, context: int, name: str) -> None:
 
 def score(model: Model, prompt: Text, continuations: Sequence[Text], cancel: Cancellation | None) -> list[Score]:
     """Score continuations of a prompt, as `Model.score` describes."""
-    cancel = cancel or Cancellation()
+    cancel = cancellation(cancel)
+    if isinstance(continuations, str | bytes) or not isinstance(continuations, Iterable):
+        raise wrong_type("continuations", continuations, "a list of str or of token ids")
     limit = model._context_limit(None)
     spans = []
     for i, continuation in enumerate(continuations):
@@ -317,9 +334,12 @@ def perplexity(
     """exp of the mean negative log-probability per token, as `Model.perplexity` describes."""
     import numpy as np
 
-    cancel = cancel or Cancellation()
-    ids = as_ids(cancel.convert(partial(model.tokenize, text), len(text)) if isinstance(text, str) else text)
+    cancel = cancellation(cancel)
+    given = cancel.convert(partial(model.tokenize, text), len(text)) if isinstance(text, str) else text
+    ids = known_ids(given, model.config["vocab_size"], "the text")
     size = model._context_limit(context)
+    if size < 2:
+        raise ArgumentError(f"context is {size}, expected at least 2: a token is scored given one before it")
     step = size if stride is None else stride
     if len(ids) < 2:
         raise ArgumentError(f"the text has {len(ids)} tokens, expected at least 2")

@@ -61,6 +61,15 @@ def test_another_thread_ends_a_computation(judge: Model, call: Call) -> None:
     call(judge, 2, Cancellation(), False)  # the model goes on
 
 
+def test_other_objects_are_refused(judge: Model, call: Call) -> None:
+    wrong: Any = 5
+    with pytest.raises(TypeError, match=r"cancel must be a llamac\.Cancellation, not int"):
+        call(judge, 2, wrong, False)
+    if call is not CALLS["score"]:
+        with pytest.raises(TypeError, match="progress must be a bool or a function, not int"):
+            call(judge, 2, Cancellation(), wrong)
+
+
 def test_what_begins_after_a_cancel_ends_at_once(judge: Model, call: Call) -> None:
     cancel = Cancellation()
     cancel.cancel()

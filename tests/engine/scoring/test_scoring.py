@@ -112,8 +112,23 @@ def test_continuations_that_cannot_be_scored_are_refused(model: llamac.Model) ->
         model.score("hello", [[1, 2]])
     with pytest.raises(ContextFullError, match=r"continuations\[1\] has 70\d tokens .* 600"):
         model.score("hello", ["a", "x" * 700])
-    with pytest.raises(ArgumentError, match="token is 900"):
+    with pytest.raises(ArgumentError, match="the prompt has the token id 900, expected 0 to"):
         model.score([1, 900], [[3]])
+    with pytest.raises(ArgumentError, match="the continuation has the token id -1, expected 0 to"):
+        model.score([1], [[2, -1]])
+    for continuations in (" bc d", None, b"bc"):
+        with pytest.raises(TypeError, match="continuations must be a list of str or of token ids"):
+            model.score("a", continuations)  # type: ignore[arg-type]
+
+
+def test_a_continuation_that_would_merge_with_the_prompt_has_its_own_tokens() -> None:
+    for name in ("stories", "stories-gpt2"):
+        with llamac.load(name) as stories:
+            prompt = stories.tokenize("Once up")
+            assert stories.tokenize("Once upon")[: len(prompt)] != prompt
+            [score] = stories.score("Once up", ["on a time"])
+            assert b"".join(map(stories.tokenizer.token_bytes, score.tokens)) == b"on a time"
+            assert [score] == stories.score(prompt, [score.tokens])
 
 
 # ---- perplexity
@@ -142,6 +157,14 @@ def test_perplexity_is_that_of_the_windows(model: llamac.Model, stride: int | No
             break
     found = model.perplexity(ids, stride=stride, context=context)
     assert found == pytest.approx(math.exp(-total / count), rel=1e-6)
+
+
+def test_ids_and_contexts_without_a_perplexity_are_refused(model: llamac.Model) -> None:
+    for token in (-1, model.config["vocab_size"]):
+        with pytest.raises(ArgumentError, match=f"the text has the token id {token}, expected 0 to"):
+            model.perplexity([1, 2, token])
+    with pytest.raises(ArgumentError, match="context is 1, expected at least 2"):
+        model.perplexity("hello world", context=1)
 
 
 def test_perplexity_of_text_has_bos(model: llamac.Model) -> None:
