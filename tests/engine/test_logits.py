@@ -222,9 +222,14 @@ def a_copy(ids: Ids, row: Floats) -> Floats:
     return row + 1
 
 
+def cancelled(ids: Any, row: Any) -> None:
+    raise llamac.CancelledError("another computation")
+
+
 @pytest.mark.parametrize(
     ("process", "message"),
     [
+        (cancelled, "a logits processor failed: CancelledError: another computation"),
         (broken, "a logits processor failed: ZeroDivisionError: on purpose"),
         (nothing_left, "none of the logits is a number, after the logits processors"),
         (infinite, "a logit is infinite, after the logits processors"),

@@ -138,6 +138,8 @@ class BeamSearch:
         logits -= logits.max()
         scores = (logits - np.log(np.exp(logits).sum())).astype(np.float32)
         beam.sampler.change(scores, (*self._prompt, *beam.tokens))
+        if np.isposinf(scores).any():
+            raise ArgumentError("a logit is infinite, after the logits processors")
         best = np.argpartition(-scores, n - 1)[:n]
         best = best[np.argsort(-scores[best], kind="stable")]
         left = self._most - len(beam.tokens)

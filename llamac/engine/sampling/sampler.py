@@ -394,8 +394,6 @@ def _bits(ids: Iterable[int]) -> bytes:
 def _process(process: Any, ids: NDArray[np.int32], row: NDArray[np.float32]) -> None:
     try:
         result = process(ids, row)
-    except LlamacError:
-        raise
     except Exception as failure:
         raise ArgumentError(f"a logits processor failed: {type(failure).__name__}: {failure}") from failure
     if result is not None and result is not row:

@@ -137,6 +137,14 @@ def test_processors_change_the_log_probabilities_of_beams(model: llamac.Model) -
         assert all(token % 2 == 0 for token in choice.tokens)
 
 
+def test_a_processor_must_not_make_a_beam_infinitely_probable(model: llamac.Model) -> None:
+    def infinite(ids: Any, row: Any) -> None:
+        row[7] = np.inf
+
+    with pytest.raises(llamac.ArgumentError, match="a logit is infinite, after the logits processors"):
+        search(model, beam_width=2, logits_processors=infinite)
+
+
 def best_texts(model: llamac.Model, ids: list[int], texts: dict[tuple[int, ...], float]) -> list[tuple[int, ...]]:
     """Sequences of tokens, best first, by the mean of their log probabilities."""
     for tokens in texts:
