@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from llamac.errors import UnsupportedError
+from llamac.errors import ArgumentError, UnsupportedError
 from llamac.export.checkpoint import Checkpoint, LazyTensor
 from llamac.export.dtypes import DTYPES
 from llamac.export.flat.model import lazy_tensors, model_config
@@ -83,7 +83,7 @@ def _adapt(file: FlatFile, name: str, base: LazyTensor, changes: Sequence[tuple[
     scales = np.ones(base.shape[0])
     for factors, strength in changes:
         a.append(factors.a.finite(f"{name} (an adapter's A)").array())
-        b.append(factors.b.finite(f"{name} (an adapter's B)").array() * np.float64(factors.scale * strength))
+        b.append(_scaled(factors, strength, name))
         if factors.magnitudes is not None:
             factor = factors.magnitudes.finite(name).array() / _row_norms(base, a[-1], b[-1])
             scales *= factor
@@ -94,6 +94,18 @@ def _adapt(file: FlatFile, name: str, base: LazyTensor, changes: Sequence[tuple[
     has_scales = any(factors.magnitudes is not None for factors, _ in changes)
     row_scales = memoryview(scales.astype(np.float32).tobytes()).cast("f") if has_scales else None
     file.core.adapt(name, len(all_a), *strips, row_scales)
+
+
+def _scaled(factors: Factors, strength: float, name: str) -> Doubles:
+    """The B of an adapter times its strength."""
+    scale = np.float64(factors.scale * strength)
+    with np.errstate(over="ignore", invalid="ignore"):
+        scaled: Doubles = factors.b.finite(f"{name} (an adapter's B)").array() * scale
+        if not np.isfinite(scaled.astype(np.float32)).all():
+            raise ArgumentError(
+                f"{name}: an adapter's B times its strength is beyond the range of f32: use a strength near 1"
+            )
+    return scaled
 
 
 def _row_norms(base: LazyTensor, a: Floats, b: Doubles) -> Doubles:

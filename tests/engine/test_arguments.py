@@ -30,6 +30,13 @@ CALLS: dict[str, tuple[str, Callable[[Any, Any], object]]] = {
     "load dtype": ("dtype must be a str, not int", lambda *_: llamac.load("stories", dtype=8)),  # type: ignore[arg-type]
     "step": ("token must be an integer, not str", lambda model, _: model.session().step("a")),
     "prefill": ("token ids must be 32-bit integers", lambda model, _: model.session().prefill(["a"])),
+    "result": ("timeout must be a number, not str", lambda model, _: result(model, "x")),
+    "prefix_dir": ("prefix_dir must be a str or an os.PathLike", lambda model, _: llamac.Engine(model, prefix_dir=5)),  # type: ignore[arg-type]
+    "updated": ("overrides must be a dict, not int", lambda *_: llamac.SamplingParams().updated(5)),  # type: ignore[arg-type]
+    "template_options": (
+        "a name of template_options must be a str, not int",
+        lambda model, _: model.chat([{"role": "user", "content": "a"}], template_options={5: 1}),
+    ),
     "export threads": ("threads must be an integer, not str", lambda *_: exported(threads="2")),
     "export tokenizer": ("tokenizer must be a str or an os.PathLike, not bool", lambda *_: exported(tokenizer=True)),
     "export map": ("dtype_map is 'a=q8', expected 'auto' or pairs", lambda *_: exported(dtype="q4", dtype_map="a=q8")),
@@ -40,6 +47,11 @@ CALLS: dict[str, tuple[str, Callable[[Any, Any], object]]] = {
     "export out": ("out must be a str or an os.PathLike, not int", lambda *_: export("stories", 5)),  # type: ignore[arg-type]
     "calibrate": ("calibrate must be a str or an os.PathLike, not int", lambda *_: exported(dtype="q4", calibrate=5)),
 }
+
+
+def result(model: llamac.Model, timeout: Any) -> object:
+    with llamac.Engine(model) as engine:
+        return engine.submit("he", max_tokens=1).result(timeout)
 
 
 def exported(**arguments: Any) -> object:
@@ -56,6 +68,8 @@ def test_arguments_of_wrong_types_are_refused_by_name(tiny_llama: Path, call: st
 
 def test_numbers_out_of_range_are_not_type_errors(tiny_llama: Path) -> None:
     with llamac.load(tiny_llama) as model, model.session() as session:
+        with pytest.raises(ArgumentError, match="timeout is nan, expected a number of seconds"):
+            result(model, float("nan"))
         with pytest.raises(ArgumentError, match=r"token is 1099511627776, which is out of range") as error:
             session.step(2**40)
         assert not isinstance(error.value, TypeError)

@@ -159,6 +159,16 @@ def test_strengths_add_up(base: Callable[[str], Path], tmp_path: Path) -> None:
     assert relative_errors(logits((adapter, 1.0), (adapter, -1.0)), logits()).max() <= TOLERANCE
 
 
+@pytest.mark.parametrize("name", ["llama", "dora"])
+@pytest.mark.parametrize("strength", [1e40, -1e306])
+def test_a_strength_beyond_the_range_of_the_numbers_is_refused(
+    base_file: Callable[[str, str], Path], tmp_path: Path, name: str, strength: float
+) -> None:
+    adapter = write_adapter(tmp_path / "adapter", name)
+    with pytest.raises(llamac.ArgumentError, match=r"'s B times its strength is beyond the range of f32"):
+        llamac.load(base_file("llama", "f32"), lora=(adapter, strength))
+
+
 @pytest.mark.parametrize("name", ["dora", "saved", "tokens", "tied-tokens-apart"])
 def test_strength_0_does_not_change_the_logits(
     base: Callable[[str], Path], base_file: Callable[[str, str], Path], tmp_path: Path, name: str

@@ -119,6 +119,7 @@ class AsyncEngine:
         await asyncio.get_running_loop().run_in_executor(None, self._engine.close)
 
     async def __aenter__(self) -> Self:
+        self._engine._check_open()
         return self
 
     async def __aexit__(

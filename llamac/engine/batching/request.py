@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import threading
 import time
 from array import array
@@ -13,9 +14,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from llamac import _core
+from llamac.arguments import to_float
 from llamac.engine.generation.logprobs import TokenLogprobs
 from llamac.engine.generation.output import Completion, Output, Timings
-from llamac.errors import wrapped
+from llamac.errors import ArgumentError, wrapped
 from llamac.interrupt import WAIT_S
 from llamac.sizes import counted
 
@@ -102,7 +104,10 @@ class Request:
         Raises:
             TimeoutError: If the request has not ended in time.
             LlamacError: The error that ended it, if one did.
+            ArgumentError: If `timeout` is no number.
         """
+        if timeout is not None and math.isnan(timeout := to_float(timeout, "timeout")):
+            raise ArgumentError("timeout is nan, expected a number of seconds")
         limit = None if timeout is None else time.monotonic() + timeout
         with self._condition:
             while not self.done:

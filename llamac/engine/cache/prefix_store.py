@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llamac import _core
+from llamac.arguments import file_path
 from llamac.engine.cache.kv_identity import kv_identity
 from llamac.engine.cache.session_file import fill_page
 from llamac.errors import ArgumentError, LlamacError, SessionFileError
@@ -133,7 +134,7 @@ class PrefixStore:
         if max_bytes < page_bytes:
             raise ArgumentError(f"prefix_dir_bytes is {max_bytes}, expected at least {page_bytes}, a page")
         self._max_bytes = max_bytes
-        self.folder = Path(folder)
+        self.folder = file_path(folder, "prefix_dir")
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.stats = StoreStats()
         self._written = 0  # bytes written since the last scan of the folder

@@ -177,6 +177,9 @@ def conversation_ids(
     if not isinstance(template_options, Mapping | None):
         raise wrong_type("template_options", template_options, "a dict")
     options = dict(template_options or {})
+    for name in options:
+        if not isinstance(name, str):
+            raise wrong_type("a name of template_options", name, "a str")
     for name in ("messages", "tools", "parse_special"):
         if name in options:
             raise ArgumentError(f"template_options holds {name!r}, which is not an option of the template")

@@ -216,6 +216,8 @@ class SamplingParams:
         Raises:
             ArgumentError: If a value is out of range; `ArgumentTypeError` for an unknown name or a wrong type.
         """
+        if not isinstance(overrides, Mapping):
+            raise wrong_type("overrides", overrides, "a dict")
         unknown = sorted(set(overrides) - set(CHECKS))
         if unknown:
             raise unexpected_argument(unknown[0], CHECKS)

@@ -356,6 +356,17 @@ def test_progress_counts_requests(model: llamac.Model) -> None:
 # ---- asyncio
 
 
+def test_a_closed_asynchronous_engine_cannot_be_entered(model: llamac.Model) -> None:
+    async def main() -> None:
+        async with llamac.AsyncEngine(model) as engine:
+            pass
+        with pytest.raises(llamac.ClosedError, match="the engine is closed"):
+            async with engine:
+                pass
+
+    asyncio.run(main())
+
+
 def test_coroutines_wait_without_blocking_the_loop(model: llamac.Model) -> None:
     async def main() -> None:
         async with llamac.AsyncEngine(model, max_sequences=3, max_queue=2) as engine:
