@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
@@ -19,6 +20,7 @@ MAX_GRAMMAR, MAX_PATTERN = 1 << 20, 1 << 17  # characters
 # The library's parser follows each option by itself, up to 2,000 of them; its lexer follows any number as one
 # expression, but compiles a long option slowly.
 MAX_ROWS = 1000
+_ESCAPE = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|.)", re.DOTALL)  # of GBNF
 _STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 
 
@@ -157,23 +159,36 @@ class Grammar(Guide):
         if syntax not in (None, "lark", "gbnf"):
             raise ArgumentError(f"syntax is {syntax!r}, expected 'lark', 'gbnf' or None")
         library = llguidance()
-        lark = checked_text(text, "the grammar", MAX_GRAMMAR)
+        lark, name = checked_text(text, "the grammar", MAX_GRAMMAR), "the grammar"
         if long := next((found for found in _STRING.finditer(text) if len(found[0]) - 2 > MAX_STRING), None):
             line = text.count("\n", 0, long.start()) + 1
             raise ArgumentError(f"the grammar has a string of more than {MAX_STRING:,} characters, in line {line}")
         if syntax == "gbnf" or (syntax is None and re.search(r"(?m)^\s*root\s*::=", text)):
-            lark = _lark_of(text)
-        super().__init__(check(library.LLMatcher.grammar_from_lark(lark), "the grammar"), _short(text))
+            lark, name = _lark_of(text), "the GBNF grammar, converted to Lark's syntax,"
+        super().__init__(check(library.LLMatcher.grammar_from_lark(lark), name), _short(text))
 
 
 def _lark_of(text: str) -> str:
     """A GBNF grammar in Lark's syntax."""
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
+    text = _ESCAPE.sub(_unescaped, text)
     try:
         return str(gbnf_to_lark(text))
     except Exception as error:  # the library raises several kinds, some of them plain
         raise ArgumentError(f"the GBNF grammar cannot be used: {error}") from None
+
+
+def _unescaped(escape: re.Match[str]) -> str:
+    """An escape of GBNF as Lark also reads it: a code above ASCII as its character."""
+    digits = escape[1] or escape[2]
+    if not digits:
+        return escape[0]
+    code = int(digits, 16)
+    if 0xD800 <= code < 0xE000 or code > sys.maxunicode:
+        line = escape.string.count("\n", 0, escape.start()) + 1
+        raise ArgumentError(f"the GBNF grammar has the escape {escape[0]} in line {line}, which is not a character")
+    return chr(code) if code > 0x7F else f"\\x{code:02x}"
 
 
 def _short(value: object) -> str:

@@ -25,6 +25,8 @@ def number_problem(schema: Mapping[str, Any]) -> str:
     for name in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"):
         limit = schema.get(name)
         if isinstance(limit, int | float) and not _is_limit(limit, name):
+            if abs(limit) >= LIMIT - 1:
+                return f"{name} is {_shown(limit)}: the limits of an integer need to be between -2**63 and 2**63 - 1"
             return f"{name} is {_shown(limit)}, and would be rounded: use a number between -2**53 and 2**53"
     return ""
 

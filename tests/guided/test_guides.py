@@ -81,6 +81,14 @@ def nested(depth: int) -> dict[str, Any]:
             "the GBNF grammar cannot be used: No 'root' rule found",
         ),
         (lambda: llamac.Grammar('first: "a"'), "the grammar cannot be used: no start rule found"),
+        (
+            lambda: llamac.Grammar('root ::= "a"\n  | "\\ud800"'),
+            r"the GBNF grammar has the escape \ud800 in line 2, which is not a character",
+        ),
+        (
+            lambda: llamac.Grammar('root ::= "a\n"'),
+            "the GBNF grammar, converted to Lark's syntax, cannot be used: line 3",
+        ),
         (lambda: llamac.Grammar("", syntax="ebnf"), "syntax is 'ebnf', expected 'lark', 'gbnf' or None"),  # type: ignore[arg-type]
     ],
 )
