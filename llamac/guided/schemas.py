@@ -69,8 +69,7 @@ def _compiled(schema: object) -> tuple[str, str]:
     """The grammar of a schema, and what is wrong with it."""
     try:
         text = checked_text(json.dumps(schema, allow_nan=False, ensure_ascii=False), "the JSON schema")
-        if found := _number_problem(schema):
-            return "", found
+        _check_numbers(schema)
         if any(mark in text for mark in ('"propertyNames"', '"^(?!', '"exclusiveM')):
             text = json.dumps(simplified(schema), ensure_ascii=False)
     except TypeError as error:
@@ -113,12 +112,18 @@ def _longest(schema: object) -> int:
     return max(map(_longest, schema), default=0) if isinstance(schema, list | tuple) else 0
 
 
-def _number_problem(schema: object) -> str:
-    """What is wrong with the numbers of a schema; an empty string if nothing is."""
+def _check_numbers(schema: object, place: str = "") -> None:
+    """Refuse a schema with numbers that the library would change.
+
+    Raises:
+        ArgumentError: If it has one. The message names the place.
+    """
     if not isinstance(schema, Mapping):
-        return ""
-    inner = (_number_problem(part) for _, part in _subschemas(schema))
-    return number_problem(schema) or next(filter(None, inner), "")
+        return
+    if found := number_problem(schema):
+        raise ArgumentError(f"the JSON schema cannot be used, at {place or 'its root'}: {found}")
+    for step, part in _subschemas(schema):
+        _check_numbers(part, place + step)
 
 
 def _place(schema: object, found: str) -> tuple[str, str]:

@@ -179,6 +179,12 @@ def test_numbers_that_the_library_would_change_are_refused(schema: dict[str, Any
         llamac.Json({"properties": {"id": schema}})
 
 
+def test_the_place_of_a_number_in_a_definition_is_the_definition() -> None:
+    properties = {"name": {"type": "string"}, "id": {"$ref": "#/$defs/Id"}}
+    with pytest.raises(ArgumentError, match=r"at /\$defs/Id/anyOf/1: the number 9007199254740993 has"):
+        llamac.Json({"properties": properties, "$defs": {"Id": {"anyOf": [{}, {"const": 2**53 + 1}]}}})
+
+
 def test_numbers_that_the_library_keeps_are_accepted() -> None:
     kept = [0, True, -1.5, 2**53, -(2**60), 2**63 - 1, 0.1, 0.30000000000000004, 1e-20, [1], {"a": None}]
     llamac.Json({"enum": kept})
