@@ -12,6 +12,7 @@ from llamac.export.hf.keys import LIMITS, Keys
 from llamac.export.hf.rope import FULL, SLIDING
 from llamac.export.shared_keys import with_shared_keys
 
+LAYER_VOCABULARY = "vocab_size_per_layer_input"
 OVERRIDES = {"num_key_value_heads": "n_kv_heads", "head_dim": "head_dim"}
 
 
@@ -117,17 +118,22 @@ def _experts(keys: Keys, row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _layer_embedding_dim(keys: Keys, row: Mapping[str, Any]) -> int:
     """The width of the layers' embeddings of the token; 0: they have none."""
-    key, of_vocabulary = "hidden_size_per_layer_input", "vocab_size_per_layer_input"
+    key = "hidden_size_per_layer_input"
     if key not in row:
         return 0
     found = keys.integer(key, 0, int(LIMITS["layer_embedding_dim"]))
     if key in keys.nulls:
         keys.wrong(key, "an integer")
     dim: int = row[key] if found is None else found
-    rows, vocab_size = keys.size(of_vocabulary, "vocab_size", row[of_vocabulary]), keys.values.get("vocab_size", 1)
+    rows, vocab_size = layer_embedding_rows(keys, row), keys.values.get("vocab_size", 1)
     if dim and rows < vocab_size:
-        keys.wrong(of_vocabulary, f"at least vocab_size ({vocab_size})")
+        keys.wrong(LAYER_VOCABULARY, f"at least vocab_size ({vocab_size})")
     return dim
+
+
+def layer_embedding_rows(keys: Keys, row: Mapping[str, Any]) -> int:
+    """The rows of the layers' embeddings of the token; 0: the family has none."""
+    return keys.size(LAYER_VOCABULARY, "vocab_size", row[LAYER_VOCABULARY]) if LAYER_VOCABULARY in row else 0
 
 
 def largest_heads(heads: Mapping[str, Heads]) -> Heads:

@@ -12,7 +12,13 @@ import numpy as np
 from llamac.export.checkpoint import LayerConfig, ModelConfig
 from llamac.export.distances import USUAL_BIAS, alibi_slopes
 from llamac.export.hf import classic_config, exaone_config
-from llamac.export.hf.config_gemma4 import Heads, heads_by_kind, largest_heads, varied_layers
+from llamac.export.hf.config_gemma4 import (
+    Heads,
+    heads_by_kind,
+    largest_heads,
+    layer_embedding_rows,
+    varied_layers,
+)
 from llamac.export.hf.encoder_config import cross_encoder, pooling_of, score_factors, type_count
 from llamac.export.hf.experts_config import OF_HUNYUAN, shared_factors
 from llamac.export.hf.family import Family
@@ -109,6 +115,7 @@ def parse_decoder(keys: Keys, family: Family, checked: AbstractSet[str], warning
         family,
         pooling=pooling,
         positions=(context + family.position_offset, family.position_offset) if family.position_offset else (0, 0),
+        layer_embedding_rows=layer_embedding_rows(keys, row),
         factors=factors,
         mtp_layer=mtp_layer,
         slopes=slopes,

@@ -279,7 +279,7 @@ HY_V3 = replace(
                 if module.only == "choice_bias"
             ),
             *(
-                Module(f"{L}mlp.shared_mlp.{x}_proj", (f"{L}shared_ffn_{x}",), bias="mlp_bias", only="experts")
+                Module(f"{L}mlp.shared_mlp.{x}_proj", (f"{L}shared_ffn_{x}",), bias="mlp_bias", only="shared")
                 for x in ("gate", "up", "down")
             ),
         ),

@@ -28,7 +28,7 @@ def _attention(pairs: str) -> tuple[Module, ...]:
 
 def _shared_experts(bias: str = "never") -> tuple[Module, ...]:
     return tuple(
-        Module(f"{L}mlp.shared_experts.{x}_proj", (f"{L}shared_ffn_{x}",), bias=bias, only="experts")
+        Module(f"{L}mlp.shared_experts.{x}_proj", (f"{L}shared_ffn_{x}",), bias=bias, only="shared")
         for x in ("gate", "up", "down")
     )
 

@@ -19,7 +19,7 @@ def _choice_bias(name: str, **options: Any) -> Module:
 
 def _shared(name: str, bias: str = "never") -> tuple[Module, ...]:
     return tuple(
-        Module(f"{L}mlp.{name}.{x}_proj", (f"{L}shared_ffn_{x}",), bias=bias, only="experts")
+        Module(f"{L}mlp.{name}.{x}_proj", (f"{L}shared_ffn_{x}",), bias=bias, only="shared")
         for x in ("gate", "up", "down")
     )
 
@@ -342,7 +342,7 @@ COHERE2_MOE = replace(
     modules=(
         *(module for module in COHERE2.modules if ".mlp." not in module.name),
         *(*mlp(only="dense"), *EXPERTS),
-        *(replace(module, only="shared") for module in _SHARED),
+        *_SHARED,
     ),
     keys={
         **COHERE2.keys,
@@ -436,7 +436,7 @@ ERNIE_MOE = replace(
             *mlp("use_bias", only="dense"),
             *EXPERTS,
             _choice_bias("mlp.moe_statics.e_score_correction_bias", one_row=True),
-            *(replace(module, only="shared") for module in _shared("shared_experts", "use_bias")),
+            *_shared("shared_experts", "use_bias"),
         ),
     ),
     keys={

@@ -79,7 +79,7 @@ def read(folder: Path, warnings: list[str]) -> Checkpoint:
     stored = assistant.prepared(stored) if config.model.drafter == ASSISTANT else stored
     stored = _renamed(family, stored, config.model)
     names = _names(family, stored)
-    stored = _used_positions(config, stored, names)
+    stored = _used_rows(config, stored, names)
     model = _with_layer_numbers(family, config.model, stored, names)
     model = replace(model, tied_output=_is_tied(family, config, stored, names, warnings))
     config = replace(config, model=model)
@@ -419,6 +419,8 @@ def _canonical(family: Family, config: HfConfig, stored: Stored, names: dict[str
         for kind in kinds:
             for name in module.unused_names(config.model, kind):
                 unused.pop(name, None)
+    # transformers stores the matrices of shared experts even if there are none
+    unused = {name: full_name for name, full_name in unused.items() if 0 not in stored[full_name].shape}
     if config.quantization is not None:
         unused = {name: full_name for name, full_name in unused.items() if not _adds_nothing(name, stored[full_name])}
     collected.problems += [f"unknown: {full_name} {stored[full_name].shape}" for full_name in sorted(unused.values())]
@@ -484,15 +486,18 @@ def canonical_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     return {name: (rows, columns) if is_matrix else (columns,) for name, _, is_matrix, rows, columns in slots}
 
 
-def _used_positions(config: HfConfig, stored: Stored, names: dict[str, str]) -> Stored:
-    """The tensors, with those rows of the position embedding that the context uses."""
-    n_rows, first = config.positions
-    module = next((module for module in config.family.modules if module.parts == ("position_embedding",)), None)
-    name = names.get(module.full_name("weight"), "") if module else ""
-    if (
-        name not in stored
-        or stored[name].shape != (n_rows, config.model.dim)
-        or stored[name].dtype not in WEIGHT_DTYPES
-    ):
-        return stored
-    return {**stored, name: stored[name].rows(first, first + config.model.context)}
+def _used_rows(config: HfConfig, stored: Stored, names: dict[str, str]) -> Stored:
+    """The tensors, with those rows of the embeddings that the context or the vocabulary uses."""
+    model, (n_positions, first) = config.model, config.positions
+    layers_dim = sum(layer.layer_embedding_dim for layer in model.layers)
+    used: dict[tuple[str, ...], tuple[tuple[int, int], int, int]] = {
+        ("position_embedding",): ((n_positions, model.dim), first, model.context),
+        ("layer_embedding",): ((config.layer_embedding_rows, layers_dim), 0, model.vocab_size),
+    }
+    for module in config.family.modules:
+        name = names.get(module.full_name("weight"), "") if module.parts in used else ""
+        if name in stored and stored[name].dtype in WEIGHT_DTYPES:
+            shape, start, n_used = used[module.parts]
+            if stored[name].shape == shape:
+                stored = {**stored, name: stored[name].rows(start, start + n_used)}
+    return stored

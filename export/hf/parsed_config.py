@@ -27,6 +27,7 @@ class HfConfig:
         factors: What multiplies tensors, or each of their rows, by the ends of their canonical names.
         pooling: How an encoder or a cross-encoder pools its tokens.
         positions: The rows of the stored position embedding, and the first of them that is used; (0, 0): all.
+        layer_embedding_rows: The rows of the stored layer embeddings; those after the vocabulary are not used.
         mtp_layer: The MTP layer, if the family's row or keys in config.json describe it.
         slopes: The slope of each head, by which scores fall with the distance, if the family has them.
     """
@@ -39,6 +40,7 @@ class HfConfig:
     bare: bool = False
     pooling: str = "cls"
     positions: tuple[int, int] = (0, 0)
+    layer_embedding_rows: int = 0
     ternary: ternary.TernaryConfig | None = None
     quantization: quantized.Quantization | None = None
     factors: Mapping[str, Factor] = field(default_factory=dict)

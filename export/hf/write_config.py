@@ -18,6 +18,7 @@ from llamac.errors import LlamacError
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
 from llamac.export.hf.classic_config import KINDS
 from llamac.export.hf.config import parse_config, text_config
+from llamac.export.hf.config_gemma4 import LAYER_VOCABULARY
 from llamac.export.hf.decoder_config import AFTER_NORMS, EPS
 from llamac.export.hf.experts_config import SCALES, SHARED, USED
 from llamac.export.hf.families import ACTIVATIONS, row_of
@@ -39,6 +40,8 @@ def config_json(checkpoint: Checkpoint, family: Family) -> Json:
     named = {"architectures": [family.architectures[0]], "model_type": family.model_type}
     facts = _Facts(checkpoint, family, original)
     stated = {"tie_word_embeddings": checkpoint.config.tied_output, "vocab_size": checkpoint.config.vocab_size}
+    if any(layer.layer_embedding_dim for layer in checkpoint.config.layers):
+        stated[LAYER_VOCABULARY] = checkpoint.config.vocab_size  # the importer omits the rows after the vocabulary
     if family.mtp_key and (checkpoint.config.mtp or family.mtp_key in original):
         stated[family.mtp_key] = int(checkpoint.config.mtp is not None)
     plain = {**original, **named, **stated}
@@ -344,7 +347,7 @@ KEYS: dict[str, Callable[[_Facts], Any]] = {
     "num_kv_shared_layers": lambda facts: sum(layer.kv_source >= 0 for layer in facts.layers),
     "use_double_wide_mlp": lambda facts: facts.is_wide(),
     "hidden_size_per_layer_input": lambda facts: facts.layers[0].layer_embedding_dim,
-    "vocab_size_per_layer_input": lambda facts: facts.model.vocab_size,
+    LAYER_VOCABULARY: lambda facts: facts.model.vocab_size,
     "max_position_embeddings": lambda facts: facts.model.context,
     **dict.fromkeys(
         EPS,

@@ -150,6 +150,17 @@ def test_a_config_that_contradicts_the_model_is_corrected(name: str, tmp_path: P
     assert_same(hf.read(tmp_path / "out", []), made)
 
 
+@pytest.mark.parametrize("name", ["dots1-no_shared_experts", "gemma4_text-vocab_size_per_layer_input"])
+def test_what_the_importer_omits_is_not_written(name: str, tmp_path: Path) -> None:
+    """Matrices without elements, and rows of layer embeddings after the vocabulary."""
+    made = hf.read(make_folder(tmp_path, name), [])
+    write_hf(made, tmp_path / "out", "f32")
+    assert_same(hf.read(tmp_path / "out", []), made)
+    if "vocab" in name:
+        written = json.loads((tmp_path / "out" / "config.json").read_text("utf-8"))
+        assert written["vocab_size_per_layer_input"] == made.config.vocab_size
+
+
 def assert_same(one: Checkpoint, other: Checkpoint) -> None:
     assert not config_differences(one.config, other.config)
     assert one.tensors.keys() == other.tensors.keys()

@@ -92,6 +92,7 @@ FURTHER_CASES: dict[str, Case] = {
         q_lora_rank={"q_lora_rank": 20},
         yarn={"rope_scaling": {**YARN, "type": "deepseek_yarn", "rope_type": None}},
         n_group={"n_group": 3},
+        no_shared_experts={"n_shared_experts": 0},
     ),
     **cases_of(
         decoder("granite_swa", "GraniteSWAForCausalLM", **_GRANITE_SWA, mlp_bias=True, embedding_multiplier=6.0),

@@ -80,6 +80,7 @@ GEMMA4_CASES: dict[str, Case] = {
     **cases_of(
         decoder("gemma4_text", "Gemma4ForCausalLM", **_GEMMA4, **_EMBEDDINGS),
         hidden_size_per_layer_input={"hidden_size_per_layer_input": 20},
+        vocab_size_per_layer_input={"vocab_size_per_layer_input": 70, "hidden_size_per_layer_input": 10},
         no_layer_embeddings=_PLAIN,
         attention_k_eq_v={"attention_k_eq_v": False},
         num_kv_shared_layers={"num_kv_shared_layers": 2},

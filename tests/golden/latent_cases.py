@@ -57,6 +57,7 @@ _SCALED: Config = {
 _OTHER_ROUTERS: dict[str, Config] = {
     "first_k_dense_replace": {"first_k_dense_replace": 2},
     "n_shared_experts": {"n_shared_experts": 1},
+    "no_shared_experts": {"n_shared_experts": 0},
     "num_experts_per_tok": {"num_experts_per_tok": 1},
     "moe_intermediate_size": {"moe_intermediate_size": 24},
     "n_group": {"n_group": 3},
@@ -124,6 +125,7 @@ LATENT_CASES: dict[str, Case] = {
         mlp_bias={"mlp_bias": False},
         first_k_dense_replace={"first_k_dense_replace": 0},
         n_shared_experts={"n_shared_experts": 1},
+        no_shared_experts={"n_shared_experts": 0, "mlp_bias": False},
         num_experts_per_tok={"num_experts_per_tok": 3},
         moe_intermediate_size={"moe_intermediate_size": 24},
     ),

@@ -120,6 +120,7 @@ ROUTED_CASES: dict[str, Case] = {
         partial_rotary_factor={"partial_rotary_factor": 0.25},
         first_k_dense_replace={"first_k_dense_replace": 2},
         n_shared_experts={"n_shared_experts": 1},
+        no_shared_experts={"n_shared_experts": 0},
         num_experts_per_tok={"num_experts_per_tok": 1},
         moe_intermediate_size={"moe_intermediate_size": 24},
         yarn={"rope_scaling": YARN},
@@ -134,6 +135,7 @@ ROUTED_CASES: dict[str, Case] = {
             attention_bias=True,
         ),
         n_group={"n_group": 3},
+        no_shared_experts={"n_shared_experts": 0},
         attention_bias={"attention_bias": False},
         rms_norm_eps={"rms_norm_eps": 1e-5},
     ),
@@ -145,6 +147,7 @@ ROUTED_CASES: dict[str, Case] = {
         max_window_layers={"max_window_layers": 2},
         layer_types={"layer_types": [SLIDING, FULL, FULL]},
         first_k_dense_replace={"first_k_dense_replace": 0},
+        no_shared_experts={"n_shared_experts": 0},
     ),
     **cases_of(
         decoder(
@@ -160,6 +163,7 @@ ROUTED_CASES: dict[str, Case] = {
         sliding_window={"sliding_window": 12},
         mlp_layer_types={"first_k_dense_replace": None, "mlp_layer_types": ["sparse", "dense", "sparse"]},
         num_shared_experts={"num_shared_experts": 1},
+        no_shared_experts={"num_shared_experts": 0},
     ),
     **cases_of(
         decoder(
@@ -185,6 +189,7 @@ ROUTED_CASES: dict[str, Case] = {
         sliding_window={"sliding_window": 12},
         num_dense_layers={"num_dense_layers": 2},
         num_shared_experts={"num_shared_experts": 1},
+        no_shared_experts={"num_shared_experts": 0},
         num_experts_per_tok={"num_experts_per_tok": 3},
         route_scale={"route_scale": 0.5},
         head_dim={"head_dim": 10},
