@@ -189,7 +189,7 @@ def _proportional(parameters: Parameters, dim: int, context: int) -> Rope:
     """Gemma 4: the frequencies of whole heads. Only the first part rotates."""
     part, factor = parameters["partial_rotary_factor"], parameters["factor"]
     turned = int((1.0 if part is None else part) * dim // 2)
-    if not 0 < turned <= dim // 2:
+    if turned > dim // 2:
         raise ValueError(f"{turned} of {dim // 2} frequencies rotate")
     inv_freq = _plain(parameters["rope_theta"], dim) / np.float32(1.0 if factor is None else factor)
     inv_freq[turned:] = 0

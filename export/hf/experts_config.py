@@ -221,7 +221,8 @@ def _expert_layers(keys: Keys, row: Mapping[str, Any], n_layers: int) -> list[in
         keys.wrong("mlp_layer_types", f'{n_layers} times "dense" or "sparse"')
         return found
     sparse = [layer for layer, kind in enumerate(kinds) if kind == "sparse"]
-    if first is not None and sparse != found:
+    takes_precedence = "is_moe_layer" in row  # in K-EXAONE, whose configs have both
+    if first is not None and sparse != found and not takes_precedence:
         keys.wrong(key, "the same layers as mlp_layer_types")
     return sparse
 

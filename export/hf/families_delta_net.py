@@ -89,6 +89,7 @@ QWEN3_NEXT = Family(
     ignored=GEMMA3.ignored,
     fused=FUSED_EXPERTS,
     mtp=_MTP,
+    odd_rope=True,
 )
 
 QWEN3_5_TEXT = Family(
@@ -109,6 +110,7 @@ QWEN3_5_TEXT = Family(
     renamed=GEMMA3.renamed,
     mtp=_MTP,
     mtp_key="mtp_num_hidden_layers",
+    odd_rope=True,
 )
 
 QWEN3_5_MOE_TEXT = replace(

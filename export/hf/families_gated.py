@@ -525,6 +525,7 @@ GLM = Family(
         "partial_rotary_factor": 0.5,
     },
     pairs="neighbors",
+    odd_rope=True,
 )
 
 GLM4 = replace(

@@ -264,6 +264,7 @@ COHERE = replace(
     harmless=("model_max_length",),
     windows="all",
     rotates="all",
+    sizes_of_head=False,
 )
 
 # Norm weights are stored minus one.
@@ -283,4 +284,5 @@ NEMOTRON = Family(
     },
     norm="layer",
     ffn="plain",
+    odd_rope=True,
 )

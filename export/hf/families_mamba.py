@@ -296,4 +296,5 @@ BAMBA = Family(
     fixed={"partial_rotary_factor": 0.5},
     harmless=("num_logits_to_keep", "mamba_chunk_size", "z_loss_coefficient"),
     state_norm="after_gate",
+    odd_rope=True,
 )

@@ -68,6 +68,7 @@ GLM4_MOE = Family(
     fused=FUSED_EXPERTS,
     mtp=MTP,
     mtp_key="num_nextn_predict_layers",
+    odd_rope=True,
 )
 
 # Experts in every layer.
@@ -317,6 +318,7 @@ MINIMAX_M2 = replace(
     qk_norm="whole",
     router="sigmoid",
     renamed=((r"\.mlp\.(gate|experts|e_score_correction_bias)\b", r".block_sparse_moe.\1"),),
+    odd_rope=True,
 )
 
 # Granite with experts and one that all rows use.

@@ -502,6 +502,7 @@ for _kind, _class in (("glm", "GlmForCausalLM"), ("glm4", "Glm4ForCausalLM")):
         _decoder(_kind, _class, head_dim=20, attention_bias=True, partial_rotary_factor=0.5),
         attention_bias={"attention_bias": False},
         partial_rotary_factor={"partial_rotary_factor": 0.4},
+        odd_rope={"head_dim": 14, "partial_rotary_factor": 0.5},
         head_dim={"head_dim": 12},
         rope_theta={"rope_theta": 10000.0},
         rms_norm_eps={"rms_norm_eps": 1e-5},

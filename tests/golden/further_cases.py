@@ -187,6 +187,7 @@ FURTHER_CASES: dict[str, Case] = {
         attention_bias={"attention_bias": False},
         layer_norm_eps={"layer_norm_eps": 1e-5},
         logit_scale={"logit_scale": 0.1},
+        head_dim={"head_dim": 14},
         rope_theta={"rope_theta": 10000.0},
         tied={"tie_word_embeddings": True},
     ),
@@ -206,6 +207,7 @@ FURTHER_CASES: dict[str, Case] = {
         hidden_act={"hidden_act": "silu"},
         norm_eps={"norm_eps": 1e-5},
         partial_rotary_factor={"partial_rotary_factor": 1.0},
+        odd_rope={"partial_rotary_factor": 0.25},
     ),
     **cases_of(
         decoder("apertus", "ApertusForCausalLM", hidden_act="xielu", attention_bias=True, rope_scaling=LLAMA3),

@@ -54,6 +54,7 @@ _OTHER: dict[str, Config] = {
     "rms_norm_eps": {"rms_norm_eps": 0.5},
     "rope_theta": _with_rope(rope_theta=20.0),
     "partial_rotary_factor": _with_rope(partial_rotary_factor=0.75),
+    "nothing_rotates": _with_rope(partial_rotary_factor=0.1),
     "factor": _with_rope(factor=4.0),
     "default_rope": _with_rope(rope_type="default", partial_rotary_factor=1.0),
     "rope_of_windows": {"rope_parameters": {FULL: _FULL_ROPE, SLIDING: {**_SLIDING_ROPE, "rope_theta": 10000.0}}},

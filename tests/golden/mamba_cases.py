@@ -90,6 +90,7 @@ _BAMBA = cases_of(
     time_step_limit={"time_step_limit": [0.4, 1.0]},
     rms_norm_eps={"rms_norm_eps": 1.0},
     rope_theta={"rope_theta": 10000.0},
+    odd_rope={"num_attention_heads": 8},
     tied={"tie_word_embeddings": True},
 )
 
