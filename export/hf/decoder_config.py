@@ -22,7 +22,7 @@ from llamac.export.hf.config_gemma4 import (
 from llamac.export.hf.encoder_config import cross_encoder, pooling_of, score_factors, type_count
 from llamac.export.hf.experts_config import OF_HUNYUAN, shared_factors
 from llamac.export.hf.family import Family
-from llamac.export.hf.family_parts import NOT_APPLIED
+from llamac.export.hf.family_parts import NOT_APPLIED, ROPE_NOT_APPLIED
 from llamac.export.hf.keys import LIMITS, Keys
 from llamac.export.hf.latent_config import attention_factor, latent_attention, minicpm_scales, rotated_part
 from llamac.export.hf.layers_config import layers_of
@@ -381,7 +381,7 @@ def _rope_kind(layer: LayerConfig, ropes: Mapping[str, RopeParameters]) -> str:
 def _not_applied(keys: Keys, family: Family) -> list[str]:
     """Warnings about keys that transformers ignores, too, although they describe another attention."""
     return [
-        f"config.json has {key}, which llamac does not apply, as transformers does not: attention is the usual one"
-        for key in NOT_APPLIED
+        f"config.json has {key}, which llamac does not apply, as transformers does not"
+        for key in (*NOT_APPLIED, *ROPE_NOT_APPLIED)
         if key in family.harmless and keys.value(key) is not None
     ]

@@ -10,7 +10,19 @@ from llamac.export.hf.families_gated import ERNIE, EXAONE4, GEMMA3, HUNYUAN, OLM
 from llamac.export.hf.families_latent import MTP
 from llamac.export.hf.families_layer_norm import COHERE2
 from llamac.export.hf.family import Family, Module
-from llamac.export.hf.family_parts import COMMON, EMBEDDING, L, attention, experts, mlp, norm, pre, qk_norms, without
+from llamac.export.hf.family_parts import (
+    COMMON,
+    EMBEDDING,
+    ROPE_NOT_APPLIED,
+    L,
+    attention,
+    experts,
+    mlp,
+    norm,
+    pre,
+    qk_norms,
+    without,
+)
 
 
 def _choice_bias(name: str, **options: Any) -> Module:
@@ -366,6 +378,7 @@ COHERE2_MOE = replace(
         "expert_selection_fn": "softmax",
         "norm_topk_prob": True,
     },
+    harmless=(*COHERE2.harmless, *ROPE_NOT_APPLIED),
     sizes_of_head=False,
     ffn="experts",
     windows="pattern_after_dense",

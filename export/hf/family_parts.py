@@ -80,8 +80,10 @@ COMMON: dict[str, Any] = {
     "rope_theta": 10000.0,
 }
 QWEN_WINDOW: dict[str, Any] = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
-# Of Qwen with a context of a million tokens. transformers does not apply it; reading it gives a warning.
+# Of Qwen with a context of a million tokens, and of Cohere's models with experts. transformers does not apply them;
+# reading them gives a warning.
 NOT_APPLIED = ("dual_chunk_attention_config",)
+ROPE_NOT_APPLIED = ("rope_scaling",)
 GEMMA_KEYS: dict[str, Any] = {
     **COMMON,
     "head_dim": 256,

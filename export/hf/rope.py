@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -74,7 +74,7 @@ def rope_parameters(
     head_dims: The width of heads in each kind.
     stated_part: The only partial_rotary_factor that a family without such a choice can state.
     """
-    name, values = _rope_object(keys)
+    name, values = _rope_object(keys, family.harmless)
     values = values or dict(family.default_rope)
     readers = {kind: _Reader(keys, family, dim, context, warnings, stated_part) for kind, dim in head_dims.items()}
     theta = readers[FULL].outer(BASES)
@@ -122,14 +122,14 @@ def refuse_scaling(keys: Keys) -> None:
         keys.wrong(name, "none without rope_theta, which this model's RoPE needs")
 
 
-def _rope_object(keys: Keys) -> tuple[str, dict[str, Any]]:
-    """(name, content) of the object with the scaling parameters. It can be empty.
+def _rope_object(keys: Keys, harmless: Collection[str] = ()) -> tuple[str, dict[str, Any]]:
+    """(name, content) of the object with the scaling parameters, unless it is one without effect. It can be empty.
 
     A config.json for transformers 4 and 5 has both objects, and the base outside, in the second, or both.
     """
     found: list[tuple[str, dict[str, Any]]] = []
     for name in ("rope_scaling", "rope_parameters"):
-        value = keys.value(name)
+        value = None if name in harmless else keys.value(name)
         if isinstance(value, dict) and value:
             found.append((name, value))
         elif value not in (None, {}):

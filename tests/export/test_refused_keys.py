@@ -157,6 +157,18 @@ def test_attention_in_chunks_for_a_million_tokens_is_not_applied_and_a_warning()
         parse({**PUBLISHED["Llama-2-7B"], "dual_chunk_attention_config": chunks})
 
 
+def test_a_scaling_of_rope_that_transformers_ignores_is_not_applied_and_a_warning() -> None:
+    """Of Cohere's models with experts. transformers saves it beside the rope_parameters with which it computes."""
+    scaling, plain = {"rope_type": "linear", "factor": 4.0}, parse(CONFIGS["cohere2_moe"])
+    saved = {"rope_scaling": scaling, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
+    for changes in ({"rope_scaling": scaling}, saved):
+        warnings: list[str] = []
+        found = parse_config({**CONFIGS["cohere2_moe"], **changes}, warnings)
+        assert found.model == plain.model
+        assert [x.inv_freq.tolist() for x in found.ropes] == [x.inv_freq.tolist() for x in plain.ropes]
+        assert ["rope_scaling, which llamac does not apply" in text for text in warnings] == [True]
+
+
 def test_scaled_queries_need_the_context_before_the_extension() -> None:
     with pytest.raises(ExportError, match=r"llama_4_scaling_beta is 0.5, .* with original_max_position_embeddings"):
         parse({**CONFIGS["ministral3"], "rope_parameters": {**NOT_SCALED, "rope_type": "default"}})
