@@ -213,7 +213,7 @@ def _gpt2(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
     ffn_dim = keys.size("n_inner", "ffn_dim", 4 * dim, nullable=True)
     # older versions stored the context under both names
     n_ctx = keys.size("n_ctx", "context") if "n_ctx" in keys.values else None
-    context = keys.size("n_positions", "context", n_ctx)
+    context = keys.size("n_positions", "context", n_ctx or 1024)
     if not keys.problems and dim % n_heads:
         keys.wrong("n_head", f"a divisor of n_embd ({dim})")
     norm_eps = keys.number("layer_norm_epsilon", row["layer_norm_epsilon"], LIMITS["norm_eps"])

@@ -77,7 +77,7 @@ def test_unsupported_values_are_refused(config: Config, change: Config, message:
 def test_all_missing_keys_are_reported(config: Config) -> None:
     needed = {
         "llama": ("hidden_size", "num_attention_heads", "vocab_size", "num_hidden_layers", "intermediate_size"),
-        "gpt2": ("n_embd", "n_head", "n_layer", "vocab_size", "n_positions"),
+        "gpt2": ("n_embd", "n_head", "n_layer", "vocab_size"),
     }[config["model_type"]]
     with pytest.raises(ExportError) as caught:
         parse(changed(config, **dict.fromkeys(needed)))
@@ -193,6 +193,8 @@ def test_ambiguous_values_are_reported() -> None:
     warnings.clear()
     assert hf_config.parse_config({**GPT2, "n_ctx": 32}, warnings).model.context == 64
     assert len(warnings) == 1
+    assert parse(changed(GPT2, n_positions=None)).model.context == 1024
+    assert parse(changed(GPT2, n_positions=None, n_ctx=32)).model.context == 32
 
 
 @pytest.mark.parametrize(
@@ -254,8 +256,9 @@ def test_defaults_match_transformers() -> None:
         theirs.head_dim,
     )
     assert theirs.hidden_act == ours.activation == "silu"
-    small = {key: GPT2[key] for key in ("model_type", "vocab_size", "n_embd", "n_layer", "n_head", "n_positions")}
+    small = {key: GPT2[key] for key in ("model_type", "vocab_size", "n_embd", "n_layer", "n_head")}
     theirs, ours = transformers.GPT2Config(**small), parse(small).model
+    assert ours.context == theirs.n_positions
     assert (ours.norm_eps, ours.layers[0].ffn_dim) == (theirs.layer_norm_epsilon, 4 * theirs.n_embd)
     assert (theirs.activation_function, ours.activation) == ("gelu_new", "gelu_tanh")
 
