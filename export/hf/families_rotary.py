@@ -18,7 +18,7 @@ _PLAIN = tuple(
 
 # transformers 5 has other names than the published checkpoints, which have their own code: in config.json, and for
 # tensors. Keys of that code that must have these values come first in `fixed`.
-NOMIC_BERT = Family(
+_NOMIC_BERT = Family(
     model_type="nomic_bert",
     architectures=("NomicBertForMaskedLM",),
     bare="NomicBertModel",
@@ -86,11 +86,14 @@ NOMIC_BERT = Family(
     ),
     split=((r"(layers\.\d+)\.attn\.Wqkv\.weight", tuple(f"self_attn.{x}_proj.weight" for x in "qkv")),),
 )
+NOMIC_BERT = replace(
+    _NOMIC_BERT, scorer=scorer(_NOMIC_BERT, "NomicBertForSequenceClassification", "pooler.dense", "classifier")
+)
 
 # Alibaba's gte. Checkpoints with code of their own name it "new", or "gte" with the same keys. transformers 5 computes
 # the same, except for the RoPE type "ntk". Its tensors have other names, but it saves them under the published ones.
 _GTE = replace(
-    NOMIC_BERT,
+    _NOMIC_BERT,
     model_type="gte",
     architectures=("GteForMaskedLM", "GteForTokenClassification"),
     bare="GteModel",
@@ -157,28 +160,28 @@ NEW = _gte_scorer(
 # of them share one bias, which becomes that of a shared expert of zeros.
 _MOE = f"{L}mlp.experts"
 NOMIC_MOE = replace(
-    NOMIC_BERT,
+    _NOMIC_BERT,
     architectures=("NomicBertForPreTraining",),
     modules=(
-        *NOMIC_BERT.modules[:3],
+        *_NOMIC_BERT.modules[:3],
         *attention("always"),
-        NOMIC_BERT.modules[7],
+        _NOMIC_BERT.modules[7],
         *_PLAIN,
         Module(f"{L}mlp.router.layer", (f"{L}ffn_router",), only="experts"),
         Module(f"{_MOE}.{{e}}.up_proj", (f"{L}experts.{{e}}.ffn_up",), only="experts"),
         Module(f"{_MOE}.{{e}}.down_proj", (f"{L}experts.{{e}}.ffn_down",), transposed=True, only="experts"),
         Module(_MOE, (f"{L}shared_ffn_down",), bias="only", only="experts"),
-        NOMIC_BERT.modules[-1],
+        _NOMIC_BERT.modules[-1],
     ),
     keys={
-        **NOMIC_BERT.keys,
+        **_NOMIC_BERT.keys,
         "hidden_act": "gelu",
         "num_experts": 8,
         "moe_top_k": 2,
         "moe_every_n_layers": 2,
     },
     fixed={
-        **NOMIC_BERT.fixed,
+        **_NOMIC_BERT.fixed,
         "activation_function": "gelu",
         "expert_choice_router": False,
         "ffn_div": 1,
@@ -188,11 +191,11 @@ NOMIC_MOE = replace(
         "num_shared_experts": 0,
         "qkv_proj_bias": True,
     },
-    harmless=(*NOMIC_BERT.harmless, "add_pooling_layer", "moe_impl", "moe_resid_pdrop"),
+    harmless=(*_NOMIC_BERT.harmless, "add_pooling_layer", "moe_impl", "moe_resid_pdrop"),
     ffn="plain",
     zeros=(f"{L}shared_ffn_up.weight", f"{L}shared_ffn_down.weight"),
     pair_separators=2,
-    renamed=tuple(pair for pair in NOMIC_BERT.renamed if r"\.fc" not in pair[0]),
+    renamed=tuple(pair for pair in _NOMIC_BERT.renamed if r"\.fc" not in pair[0]),
     split=(
         (r"(layers\.\d+)\.attn\.Wqkv\.weight", tuple(f"self_attn.{x}_proj.weight" for x in "qkv")),
         (r"(layers\.\d+)\.attn\.Wqkv\.bias", tuple(f"self_attn.{x}_proj.bias" for x in "qkv")),
@@ -205,17 +208,17 @@ NOMIC_MOE = replace(
 
 # jina-embeddings-v3 without its adapters: XLM-RoBERTa with RoPE. PEFT directories have the adapters.
 _JINA_V3 = replace(
-    NOMIC_BERT,
+    _NOMIC_BERT,
     model_type="jina_embeddings_v3",
     architectures=("JinaEmbeddingsV3ForMaskedLM",),
     bare="JinaEmbeddingsV3Model",
     prefix="roberta.",
     modules=(
-        *NOMIC_BERT.modules[:3],
+        *_NOMIC_BERT.modules[:3],
         *attention("always"),
-        NOMIC_BERT.modules[7],
+        _NOMIC_BERT.modules[7],
         *(replace(module, only="") for module in _PLAIN),
-        NOMIC_BERT.modules[-1],
+        _NOMIC_BERT.modules[-1],
     ),
     keys={
         **KEYS,

@@ -214,6 +214,8 @@ def _windows(keys: Keys, family: Family, rotated: list[bool]) -> list[int]:
         return [0] * len(rotated)
     default = None if key in keys.nulls else row[key]
     is_used = keys.flag("use_sliding_window", row["use_sliding_window"]) if "use_sliding_window" in row else True
+    if family.two_sided and "use_sliding_window" not in row and keys.value(key) == 0:
+        keys.values[key] = 1  # transformers saves 0 for a window of the row itself in EmbeddingGemma's kind
     if is_used or keys.value(key) != 0:  # transformers saves 0 for an unused window of Qwen2-MoE
         window = keys.size(key, "window", default or 1, nullable=True)
     if not is_used or (default is None and key not in keys.values):

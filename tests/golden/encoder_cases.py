@@ -150,6 +150,7 @@ _family(
         sliding_window=14,
     ),
     sliding_window={"sliding_window": 8},
+    least_window={"sliding_window": 0},  # as transformers saves a window of 1
     layer_types={"layer_types": [SLIDING, SLIDING, FULL, FULL]},
     query_pre_attn_scalar={"query_pre_attn_scalar": 10},
     rope_local_base_freq={"rope_local_base_freq": 20.0},
@@ -238,6 +239,7 @@ _family(
     layer_norm_eps={"layer_norm_eps": 1e-12},
     rope_theta={"rope_parameters": {"rope_theta": 50.0, "rope_type": "default"}},
 )
+_scorer("nomic_bert-scores", "nomic_bert", "NomicBertForSequenceClassification")
 
 # Two layers: with three, a row of a long text is so ill-conditioned that transformers itself is off by 1e-4 in float32.
 _GTE: Config = {
