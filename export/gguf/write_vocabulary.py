@@ -18,6 +18,7 @@ from llamac.text.packed import is_packed, rest_of
 from llamac.text.special_tokens import SpecialTokens
 from llamac.text.template_files import GGUF_TOKENS, TOKENS
 from llamac.text.tokenizer import Tokenizer
+from llamac.text.vocabulary.added import NAMES as TOKEN_NAMES
 from llamac.text.vocabulary.canonical import read_canonical
 from llamac.text.vocabulary.gguf import from_metadata
 from llamac.text.vocabulary.pre_tokenizers import LINEAR, PRE_TOKENIZERS
@@ -126,13 +127,16 @@ def _values(document: Json, special: SpecialTokens, spm: bytes | None, vocab_siz
 
 
 def _named_tokens(named: Mapping[str, object], tokens: Sequence[str]) -> dict[str, int]:
-    """The ids of special tokens that only chat templates refer to by name, such as padding."""
+    """The ids of special tokens that only chat templates refer to by name, such as padding.
+
+    A model's own names are left out: its `eot_token` would become one of GGUF's stop tokens.
+    """
     ids = {text: index for index, text in enumerate(tokens)}
-    roles = {name.removesuffix("_token"): ids.get(text) for name, text in named.items() if isinstance(text, str)}
+    roles = {name.removesuffix("_token"): named.get(name) for name in TOKEN_NAMES}
     return {
-        f"tokenizer.ggml.{GGUF_TOKENS.get(role, role)}_token_id": index
-        for role, index in roles.items()
-        if index is not None and role not in ("bos", "eos")
+        f"tokenizer.ggml.{GGUF_TOKENS.get(role, role)}_token_id": ids[text]
+        for role, text in roles.items()
+        if isinstance(text, str) and text in ids and role not in ("bos", "eos")
     }
 
 

@@ -163,6 +163,23 @@ def test_all_chat_templates_and_their_tokens_are_exported(tmp_path: Path) -> Non
     assert again.metadata["special_tokens"]["pad_token"] == unknown
 
 
+def test_names_of_the_models_own_tokens_do_not_replace_stop_tokens(tmp_path: Path) -> None:
+    source = read_flat(built_in("stories"))
+    assert source.tokenizer is not None
+    data, special, spm = source.tokenizer
+    assert special.eos_id is not None
+    stop_ids = tuple(sorted((special.eos_id, 300, 301)))
+    source.tokenizer = (data, replace(special, stop_ids=stop_ids), spm)
+    texts = {index: text for text, index in json.loads(data)["model"]["vocab"].items()}
+    own = {"eot_token": texts[302], "eom_token": texts[303], "image_token": texts[304], "pad_token": texts[305]}
+    source.metadata |= {"special_tokens": own}
+    write_gguf(source, tmp_path / "m.gguf", "f16", [])
+    values = open_gguf(tmp_path / "m.gguf").values
+    named = {key: values.get(f"tokenizer.ggml.{key}_token_id") for key in ("eot", "eom", "image", "padding")}
+    assert named == {"eot": 300, "eom": 301, "image": None, "padding": 305}
+    assert load_vocabulary(tmp_path / "m.gguf").special.stop_ids == stop_ids
+
+
 @pytest.mark.parametrize("entries", [spm_gguf(), spm_gguf(add_space_prefix=False), *map(byte_level_gguf, ("gpt-2",))])
 def test_tokenizers_of_gguf_files_survive_the_round_trip(tmp_path: Path, entries: list[tuple[str, Any]]) -> None:
     (tmp_path / "v.gguf").write_bytes(gguf_file(entries))
