@@ -392,7 +392,7 @@ def _write(
     if options.to == "hf":
         from llamac.export.hf.write import write_hf
 
-        return write_hf(checkpoint, out, options.dtype, progress), 0.0
+        return write_hf(checkpoint, out, options.dtype, progress, warnings), 0.0
     if options.to == "gguf":
         from llamac.export.gguf.write import write_gguf
 

@@ -39,6 +39,7 @@ from llamac.export.gguf.write_keys import add_keys, check_family, describe, is_x
 from llamac.export.gguf.write_rope import CLOSE, express_rope
 from llamac.export.gguf.write_vocabulary import add_tokenizer
 from llamac.export.llama2c.model import permuted
+from llamac.export.lost import lost_parts
 from llamac.export.targets import atomic_file, check_space
 from llamac.format.strips import FLOATS, STRIP_ROWS, to_dtype
 from llamac.progress import Progress, silent
@@ -111,7 +112,7 @@ def write_gguf(checkpoint: Checkpoint, out: Path, dtype: str, warnings: list[str
         out: The file.
         dtype: The number format of the matrices, one of `DTYPES`, or "auto": GGUF's blocks and floats are kept, and
             other quantized matrices become Q8_0.
-        warnings: Gets messages about differences in llama.cpp.
+        warnings: Gets messages about differences in llama.cpp, and about what the file does not hold.
         progress: Called with the phase "writing" and byte counts.
 
     Returns:
@@ -148,7 +149,8 @@ def write_gguf(checkpoint: Checkpoint, out: Path, dtype: str, warnings: list[str
         for tensor in stored:
             if len(tensor.shape) > 1 and not is_checked:  # all vectors, which can affect the config, are written
                 file.flush()
-                _check_read_back(checkpoint, Path(file.name))
+                lost = _check_read_back(checkpoint, Path(file.name))
+                warnings += [f"a GGUF file has no place for {part}" for part in lost]
                 is_checked = True
             file.seek(-file.tell() % ALIGNMENT, os.SEEK_CUR)
             for data in _data(tensor, tensors):
@@ -333,8 +335,11 @@ def _kept_blocks(name: str, tensor: LazyTensor) -> Iterator[bytes]:
 # ---- the check
 
 
-def _check_read_back(checkpoint: Checkpoint, path: Path) -> None:
-    """Compare the written head with the checkpoint. UnsupportedError lists every difference."""
+def _check_read_back(checkpoint: Checkpoint, path: Path) -> list[str]:
+    """Compare the written head with the checkpoint, and return which small parts it does not hold.
+
+    UnsupportedError lists all other differences.
+    """
     try:
         again = read(path, [], complete=False)
     except (ExportError, UnsupportedError) as error:
@@ -358,6 +363,7 @@ def _check_read_back(checkpoint: Checkpoint, path: Path) -> None:
                 problems.append(f"{name}: GGUF cannot express these {which}")
     if problems:
         raise UnsupportedError(f"{CANNOT_HOLD}:\n  " + "\n  ".join(problems))
+    return list(lost_parts(checkpoint, again))
 
 
 def _same_floats(ours: Any, theirs: Any) -> bool:

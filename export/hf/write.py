@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -28,12 +28,14 @@ from llamac.export.hf.family import Family, Module
 from llamac.export.hf.model import in_order, read
 from llamac.export.hf.safetensors_file import header_bytes
 from llamac.export.hf.write_config import config_differences, config_json, same_rope
+from llamac.export.lost import lost_parts
 from llamac.export.targets import atomic_folder, check_space
 from llamac.format.strips import to_dtype
 from llamac.progress import Progress, silent
 from llamac.text import template_files as chat_templates
 from llamac.text.special_tokens import SpecialTokens
 from llamac.text.tokenizer_json import parse_document
+from llamac.text.vocabulary.added import NAMES as TOKEN_NAMES
 from llamac.text.vocabulary.added import AddedToken
 from llamac.text.vocabulary.load import Vocabulary, load_vocabulary
 from llamac.text.vocabulary.spm import looks_like_sentencepiece
@@ -83,7 +85,9 @@ class Stored:
         return ITEM_BYTES[self.dtype] * int(np.prod(self.shape))
 
 
-def write_hf(checkpoint: Checkpoint, out: Path, dtype: str, progress: Progress = silent) -> int:
+def write_hf(
+    checkpoint: Checkpoint, out: Path, dtype: str, progress: Progress = silent, warnings: list[str] | None = None
+) -> int:
     """Write the directory `out`, which must be empty or not exist, and return the total size of its files.
 
     Args:
@@ -91,6 +95,7 @@ def write_hf(checkpoint: Checkpoint, out: Path, dtype: str, progress: Progress =
         out: The directory.
         dtype: Of the matrices. Vectors are float32, as in the flat file.
         progress: Receives progress.
+        warnings: Gets messages about what the directory does not hold.
 
     Raises:
         UnsupportedError: Lists everything that a Hugging Face directory cannot express.
@@ -125,7 +130,9 @@ def write_hf(checkpoint: Checkpoint, out: Path, dtype: str, progress: Progress =
             for tensor in numbers:
                 _write_tensor(file, tensor)
             file.flush()  # the reader needs the numbers
-            _check_read_back(checkpoint, family, folder)
+            lost = _check_read_back(checkpoint, family, folder)
+            if warnings is not None:
+                warnings += [f"a Hugging Face directory has no place for {part}" for part in lost]
             done, total = 0, sum(tensor.bytes for tensor in weights)
             progress("writing", done, total)
             for tensor in weights:
@@ -134,7 +141,7 @@ def write_hf(checkpoint: Checkpoint, out: Path, dtype: str, progress: Progress =
                 progress("writing", done, total)
             file.flush()
             os.fsync(file.fileno())
-        return sum(path.stat().st_size for path in folder.iterdir())
+        return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 # ---- weights
@@ -282,6 +289,9 @@ def _tokenizer_files(checkpoint: Checkpoint) -> dict[str, bytes]:
         "bos_token": names.get(special.bos_id) if special.bos_id is not None else None,
         "eos_token": names.get(special.eos_id) if special.eos_id is not None else None,
     }
+    config |= _named_tokens(checkpoint.metadata.get(chat_templates.TOKENS, {}), document)
+    if chat_templates.RESPONSE in checkpoint.metadata:
+        config[chat_templates.RESPONSE] = checkpoint.metadata[chat_templates.RESPONSE]
     files = {
         "tokenizer.json": json.dumps(document, ensure_ascii=False, indent=1).encode(),
         "tokenizer_config.json": json.dumps(config, ensure_ascii=False, indent=2).encode() + b"\n",
@@ -289,6 +299,18 @@ def _tokenizer_files(checkpoint: Checkpoint) -> dict[str, bytes]:
     if spm is not None and looks_like_sentencepiece(spm):
         files["tokenizer.model"] = spm
     return files
+
+
+def _named_tokens(named: Mapping[str, object], document: Json) -> Json:
+    """The entries of tokenizer_config.json for special tokens other than BOS and EOS, such as padding.
+
+    transformers adds a token that has a name to the tokenizer, so one that is not among the added tokens gets none.
+    """
+    added = {entry["content"] for entry in document["added_tokens"]}
+    known = {name: text for name, text in named.items() if isinstance(text, str) and text in added}
+    standard = {name: known[name] for name in TOKEN_NAMES if name in known and name not in ("bos_token", "eos_token")}
+    own = {name: text for name, text in known.items() if name not in TOKEN_NAMES}
+    return {**standard, **({"extra_special_tokens": own} if own else {})}
 
 
 def _tokenizer_document(data: bytes, special: SpecialTokens) -> Json:
@@ -338,8 +360,11 @@ def _post_processor(special: SpecialTokens, names: dict[int, str]) -> Json | Non
 # ---- the check
 
 
-def _check_read_back(checkpoint: Checkpoint, family: Family, folder: Path) -> None:
-    """Compare the written directory with the checkpoint. UnsupportedError lists every difference."""
+def _check_read_back(checkpoint: Checkpoint, family: Family, folder: Path) -> list[str]:
+    """Compare the written directory with the checkpoint, and return which small parts it does not hold.
+
+    UnsupportedError lists all other differences.
+    """
     try:
         again = read(folder, [])
         tokenizer = load_vocabulary(folder) if checkpoint.tokenizer else None
@@ -350,6 +375,7 @@ def _check_read_back(checkpoint: Checkpoint, family: Family, folder: Path) -> No
         problems += _token_differences(Vocabulary(*checkpoint.tokenizer), tokenizer)
     if problems:
         raise UnsupportedError("a Hugging Face directory cannot express this model:\n  " + "\n  ".join(problems))
+    return list(lost_parts(checkpoint, again))
 
 
 def _differences(checkpoint: Checkpoint, again: Checkpoint, family: Family) -> Iterator[str]:

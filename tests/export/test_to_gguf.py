@@ -172,12 +172,28 @@ def test_names_of_the_models_own_tokens_do_not_replace_stop_tokens(tmp_path: Pat
     source.tokenizer = (data, replace(special, stop_ids=stop_ids), spm)
     texts = {index: text for text, index in json.loads(data)["model"]["vocab"].items()}
     own = {"eot_token": texts[302], "eom_token": texts[303], "image_token": texts[304], "pad_token": texts[305]}
+    source.chat_template = "{{ pad_token }}{{ image_token }}"
     source.metadata |= {"special_tokens": own}
-    write_gguf(source, tmp_path / "m.gguf", "f16", [])
+    warnings: list[str] = []
+    write_gguf(source, tmp_path / "m.gguf", "f16", warnings)
+    assert warnings == [
+        "a GGUF file has no place for special tokens that the chat template names (image_token): it renders other"
+        " prompts"
+    ]
     values = open_gguf(tmp_path / "m.gguf").values
     named = {key: values.get(f"tokenizer.ggml.{key}_token_id") for key in ("eot", "eom", "image", "padding")}
     assert named == {"eot": 300, "eom": 301, "image": None, "padding": 305}
     assert load_vocabulary(tmp_path / "m.gguf").special.stop_ids == stop_ids
+
+
+def test_what_a_file_does_not_hold_is_named(tmp_path: Path) -> None:
+    source = read_flat(built_in("stories"))
+    source.metadata |= {"chat_templates": {"tool use": "{{ tools }}"}, "response_template": {"fields": {}}}
+    source.metadata |= {"generation": {"typical_p": 0.9, "top_p": 0.9}}
+    warnings: list[str] = []
+    write_gguf(source, tmp_path / "m.gguf", "f16", warnings)
+    lost = ("chat templates with the names 'tool use'", "the format of answers (response_template)")
+    assert warnings == [f"a GGUF file has no place for {part}" for part in (*lost, "the recommended typical_p")]
 
 
 @pytest.mark.parametrize("entries", [spm_gguf(), spm_gguf(add_space_prefix=False), *map(byte_level_gguf, ("gpt-2",))])

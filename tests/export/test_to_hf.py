@@ -30,6 +30,7 @@ from llamac.export.convert import export
 from llamac.export.hf import model as hf
 from llamac.export.hf.write import write_hf
 from llamac.export.hf.write_config import config_differences
+from llamac.text.template_files import from_folder
 from llamac.text.tokenizer import Tokenizer
 from llamac.text.vocabulary.load import Vocabulary, load_vocabulary
 
@@ -284,12 +285,57 @@ def test_stop_ids_and_chat_template_survive_the_round_trip(tmp_path: Path) -> No
         assert model.file.text("template") == "{{ messages }} Zoë"
 
 
+def with_named_tokens(folder: Path) -> Checkpoint:
+    """A model whose chat template names special tokens, and whose checkpoint describes its answers."""
+    sidecar = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "sep_token": "<turn>"}
+    sidecar |= {"extra_special_tokens": {"image_token": "<image>"}}
+    sidecar |= {"response_template": {"defaults": {"role": "assistant"}, "fields": {"content": {}}}}
+    sidecar |= {"chat_template": "{{ messages[0].content }}{{ sep_token }}{{ image_token }}"}
+    folder.mkdir()
+    templates = from_folder(write_json(folder, tokenizer=tokenizer_json(truncation=None), tokenizer_config=sidecar), [])
+    made = replace(with_tokenizer(load_vocabulary(folder)), chat_template=templates.default())
+    made.metadata |= templates.metadata()
+    return made
+
+
+def test_the_tokens_of_chat_templates_survive_the_round_trip(tmp_path: Path) -> None:
+    made = with_named_tokens(tmp_path / "tokenizer")
+    warnings: list[str] = []
+    write_hf(made, tmp_path / "hf", "f32", warnings=warnings)
+    assert (from_folder(tmp_path / "hf", []), warnings) == (from_folder(tmp_path / "tokenizer", []), [])
+
+
+def test_transformers_knows_the_tokens_of_chat_templates(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    write_hf(with_named_tokens(tmp_path / "tokenizer"), tmp_path / "hf", "f32")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    assert theirs.pad_token == "<pad>"
+    assert theirs.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == "hi<turn><image>"
+
+
+def test_what_a_directory_does_not_hold_is_named(tmp_path: Path) -> None:
+    made = with_tokenizer(load_vocabulary(bpe_source(tmp_path / "tokenizer")))
+    made = replace(made, chat_template="{{ image_token }}")
+    made.metadata |= {"special_tokens": {"image_token": "Zoë", "video_token": "Zoë"}}
+    made.metadata |= {"generation": {"xtc_probability": 0.5, "top_p": 0.9}}
+    warnings: list[str] = []
+    write_hf(made, tmp_path / "hf", "f32", warnings=warnings)
+    assert warnings == [
+        "a Hugging Face directory has no place for special tokens that the chat template names (image_token): it"
+        " renders other prompts",
+        "a Hugging Face directory has no place for the recommended xtc_probability",
+    ]
+
+
 def test_named_chat_templates_are_written_if_their_names_can_be_files(tmp_path: Path) -> None:
     templates = {"tool_use": "{{ tools }}", "../escape": "{{ x }}", "rag": 3}
     made = replace(checkpoint(llama_config()), metadata={"architecture": "llama", "chat_templates": templates})
-    write_hf(made, tmp_path / "hf", "f32")
+    warnings: list[str] = []
+    size = write_hf(made, tmp_path / "hf", "f32", warnings=warnings)
     [written] = (tmp_path / "hf").rglob("*.jinja")
     assert (written.name, written.read_text()) == ("tool_use.jinja", "{{ tools }}")
+    assert warnings == ["a Hugging Face directory has no place for chat templates with the names '../escape'"]
+    assert size == sum(path.stat().st_size for path in (tmp_path / "hf").rglob("*") if path.is_file())
 
 
 # ---- refused models
