@@ -74,7 +74,7 @@ def add_tokenizer(writer: Any, checkpoint: Checkpoint, warnings: list[str]) -> N
     values |= _named_tokens(checkpoint.metadata.get(TOKENS, {}), values["tokenizer.ggml.tokens"])
     ours = Tokenizer.from_json(data, special)
     added = document["added_tokens"]
-    again = _check(ours, added, {**values, "general.name": checkpoint.metadata.get("name", "")})
+    again = _check(ours, added, {**values, "general.name": checkpoint.metadata.get("name", "")}, warnings)
     if lost := sorted(set(special.stop_ids) - set(again.special.stop_ids)):
         warnings.append(f"GGUF has no place for more stop tokens: {', '.join(map(str, lost))} are left out")
     # the packed form needs no list of a large vocabulary to show its added tokens
@@ -202,13 +202,14 @@ def _swallowing(added: list[Json]) -> set[str]:
     return {entry["content"] for entry in added if entry.get("lstrip") or entry.get("rstrip")}
 
 
-def _check(ours: Tokenizer, added: list[Json], values: Mapping[str, Any]) -> Vocabulary:
+def _check(ours: Tokenizer, added: list[Json], values: Mapping[str, Any], warnings: list[str]) -> Vocabulary:
     """The tokenizer of the metadata. UnsupportedError with a string that it encodes differently.
 
     Args:
         ours: The tokenizer that the metadata describe.
         added: Its added tokens.
         values: The metadata.
+        warnings: Gets a message if only texts after special tokens are encoded differently.
     """
     try:
         vocabulary = from_metadata(dict(values))
@@ -229,6 +230,13 @@ def _check(ours: Tokenizer, added: list[Json], values: Mapping[str, Any]) -> Voc
                 f"a GGUF file cannot express this tokenizer: {text[:80]!r} would be encoded differently; --no-tokenizer"
                 " leaves it out"
             )
+    plain = (entry["content"] for entry in added if entry["special"] and entry["content"] not in _swallowing(added))
+    text = next((f"{token}a" for token in plain), "")
+    if ours.encode(text, parse_special=True) != theirs.encode(text, parse_special=True):
+        warnings.append(
+            "GGUF has no key for a tokenizer that puts a space only before the first text: llama.cpp also puts one"
+            " before each text after a special token, so chat prompts get other tokens"
+        )
     return vocabulary
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from vocab_samples import byte_level_gguf, gguf_file, spm_gguf
+from vocab_samples import SPM_PIECES, byte_level_gguf, gguf_file, sentencepiece_file, spm_gguf, write_json
 
 import llamac
 from builders import checkpoint, gpt2_config, llama_config
@@ -28,6 +28,7 @@ from llamac.export.gguf.write import write_gguf
 from llamac.export.hf import model as hf
 from llamac.models import path as built_in
 from llamac.text.packed import document_of, is_packed
+from llamac.text.tokenizer import Tokenizer
 from llamac.text.vocabulary.load import load_vocabulary
 
 PROMPTS = ("Once upon a time", "Lily and 3 friends went to the park.", "The dog", "One day, a boy")
@@ -229,6 +230,24 @@ def test_space_absorbing_tokens_survive_only_with_the_right_model_name(
     kept = [entry["content"] for entry in again if entry["rstrip"]]
     assert (kept, len(warnings)) == (([], 1) if name == "of mine" else (swallowing, 0))
     assert all("absorb surrounding spaces" in line for line in warnings)
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_a_space_only_before_the_first_text_is_lost_with_a_warning(tmp_path: Path, legacy: bool) -> None:
+    """GGUF has no key for it; llama.cpp puts a space before each text after a special token."""
+    (tmp_path / "tokenizer.model").write_bytes(sentencepiece_file(SPM_PIECES))
+    write_json(tmp_path, tokenizer_config={"legacy": legacy, "bos_token": "<s>", "eos_token": "</s>"})
+    vocabulary = load_vocabulary(tmp_path)
+    ours = Tokenizer.from_json(vocabulary.data, vocabulary.special)
+    small = replace(llama_config(dim=16, n_heads=2, n_kv_heads=1, ffn=16), vocab_size=ours.n_ids, n_token_ids=1)
+    source = replace(checkpoint(small), tokenizer=vocabulary, metadata={"architecture": "llama", "name": "tiny"})
+    warnings: list[str] = []
+    write_gguf(source, tmp_path / "m.gguf", "f16", warnings)
+    again = load_vocabulary(tmp_path / "m.gguf")
+    theirs = Tokenizer.from_json(again.data, again.special)
+    one, other = (tokenizer.encode("ab</s>ab", parse_special=True) for tokenizer in (ours, theirs))
+    assert (one == other, len(warnings)) == (legacy, 0 if legacy else 1)
+    assert all("no key for a tokenizer that puts a space only before the first text" in line for line in warnings)
 
 
 def document(data: bytes) -> dict[str, Any]:
