@@ -49,6 +49,8 @@ class LazyTensor:
             blocks(first, last) returns rows [first, last) of them, shape (last - first, bytes of a row), uint8.
             Otherwise None.
         is_exact: Whether `dtype` holds the numbers exactly. It does not hold the sums of a merged adapter.
+        strips: Of a matrix that a flat file stores in a quantized dtype: strips(first, last) returns the bytes of rows
+            [first, last), where `first` is a multiple of 16. Otherwise None.
     """
 
     shape: tuple[int, ...]
@@ -56,6 +58,7 @@ class LazyTensor:
     read: Callable[[int, int], Floats]
     blocks: Callable[[int, int], Blocks] | None = None
     is_exact: bool = True
+    strips: Callable[[int, int], bytes] | None = None
 
     @classmethod
     def of(cls, numbers: Floats) -> LazyTensor:
@@ -138,6 +141,10 @@ class LazyTensor:
         import numpy as np
 
         return LazyTensor(self.shape, "f32", lambda first, last: self.read(first, last) + np.float32(number))
+
+    def has_strips_of(self, dtype: str) -> bool:
+        """Whether a flat file can have a copy of the matrix in this quantized dtype."""
+        return self.strips is not None and self.dtype == dtype
 
     def array(self) -> Floats:
         """The whole tensor as float32."""

@@ -15,7 +15,7 @@ from llamac.engine.hardware.machine import plan_threads
 from llamac.errors import ArgumentError, ExportError, UnsupportedError
 from llamac.export.attach_tokenizer import attach_tokenizer, tokenizer_name
 from llamac.export.checkpoint import Checkpoint
-from llamac.export.dtypes import CODED, exact_dtype, nearest_dtypes
+from llamac.export.dtypes import CODED, choose_dtypes, exact_dtype, nearest_dtypes
 from llamac.export.options import ExportOptions
 from llamac.export.read import read_checkpoint
 from llamac.export.targets import check_space, check_target, scratch_folder
@@ -102,12 +102,12 @@ def export(
             built-in model's name, or the result of `llamac.resolve`, which downloads models from the Hugging Face Hub.
         out: The file to write, or with to="hf" the directory.
         dtype: The dtype of the matrices: "f32", "f16", "bf16", "q8", "q6", "q4", "q4s", "q3", "q2" or "t2". The default
-            is the source's own; f32 if the source is a quantized flat file; that of the embedding (bf16 if it is
-            quantized, too) if other matrices of another source are quantized. "auto", the default for flat files of
-            GGUF files and of checkpoints with quantized weights, keeps each matrix's dtype if flat files have it, and
-            stores other quantized ones as q8. With q4, q4s, q3 and q2, the output matrix is q6 and attn_v is q8 unless
-            `pure`. For to="gguf" also "q8_0" and "q4_0" (the output matrix then stays q8_0); there "auto" writes the
-            source's own blocks, and is the default if it has some.
+            is the source's own; f32 if the source is a quantized flat file (auto copies its matrices); that of the
+            embedding (bf16 if it is quantized, too) if other matrices of another source are quantized. "auto", the
+            default for flat files of GGUF files and of checkpoints with quantized weights, keeps each matrix's dtype if
+            flat files have it, and stores other quantized ones as q8. With q4, q4s, q3 and q2, the output matrix is q6
+            and attn_v is q8 unless `pure`. For to="gguf" also "q8_0" and "q4_0" (the output matrix then stays q8_0);
+            there "auto" writes the source's own blocks, and is the default if it has some.
         tokenizer: A file or directory to use instead of the source's tokenizer, or False for none.
         name: The model's name in the file; default: the source's.
         to: "llamac" writes a flat file, "hf" a Hugging Face directory, "llama2c" a llama2.c model (always f32) with
@@ -290,7 +290,7 @@ def _export(
         options = _within_budget(options, checkpoint, out, progress)
     options = _with_dtype(options, checkpoint)
     assert options.dtype is not None
-    _warn_of_quantized(checkpoint, requested, options.dtype, warnings)
+    _warn_of_quantized(checkpoint, requested, options, warnings)
     size, bits = _write(checkpoint, source, out, options, warnings, progress, file)
     report = Report(
         path=source.path if out is None else out,
@@ -349,19 +349,25 @@ def _with_dtype(options: ExportOptions, checkpoint: Checkpoint) -> ExportOptions
     return replace(options, dtype=dtype)
 
 
-def _warn_of_quantized(checkpoint: Checkpoint, requested: str | None, dtype: str, warnings: list[str]) -> None:
+def _warn_of_quantized(
+    checkpoint: Checkpoint, requested: str | None, options: ExportOptions, warnings: list[str]
+) -> None:
     """Warn if weights that are quantized already are quantized a second time, or become wider without a benefit.
 
     Args:
         checkpoint: The source.
         requested: The dtype that the user named.
-        dtype: The dtype of most matrices in the result.
+        options: The options, with the dtype of most matrices in the result.
         warnings: Gets the message.
     """
-    matrices = [tensor for tensor in checkpoint.tensors.values() if len(tensor.shape) == 2]
-    own = {tensor.dtype for tensor in matrices} & set(QUANTIZED)
-    own -= {"t2"} if dtype == "t2" else set()  # ternary weights keep their numbers
-    packed = {tensor.dtype for tensor in matrices} - {*FLOATS, *CODED} - own  # GGUF's types
+    dtype, matrices = options.dtype, {name: each for name, each in checkpoint.tensors.items() if len(each.shape) == 2}
+    assert dtype is not None
+    chosen = {}  # of a flat file, which can have copies
+    if options.to == "llamac":
+        chosen = choose_dtypes(matrices, dtype, pure=options.pure, dtype_map=options.dtype_map)
+    own = {each.dtype for name, each in matrices.items() if not each.has_strips_of(chosen.get(name, ""))}
+    own &= set(QUANTIZED) - ({"t2"} if dtype == "t2" else set())  # ternary weights keep their numbers
+    packed = {each.dtype for each in matrices.values()} - {*FLOATS, *CODED, *QUANTIZED}  # GGUF's types
     if packed and requested in AGAIN:
         warnings.append(
             f"the source's weights are quantized already ({', '.join(sorted(own | packed))}), and {requested} quantizes"

@@ -29,7 +29,7 @@ OUTPUT_DTYPE = "q6"
 KEPT_AT_8_BITS = ("layers.*.attn_v.weight", "layers.*.attn_kv_a.weight")
 # The values, in a layer where they are also the keys.
 K_OF_V = re.compile(r"(layers\.\d+)\.attn_k\.weight")
-# Of sources: what flat files hold exactly, besides GGUF's blocks.
+# Of sources: what flat files hold exactly, besides GGUF's blocks and strips of other flat files.
 KEPT_AS_THEY_ARE = (*FLOATS, "t2")
 # Of Hugging Face's checkpoints: codes and factors (`hf.scaled`, `hf.integers`), which no dtype of flat files holds.
 CODED = ("f8_e4m3", "f4", "nf4", "fp4", "i8", *(f"u{bits}" for bits in range(2, 9)))
@@ -123,10 +123,10 @@ def nearest_dtypes(tensors: Mapping[str, LazyTensor]) -> tuple[str, list[tuple[s
         tensors: The tensors by name.
 
     Returns:
-        The dtype of most parameters, and a dtype_map for the other matrices.
+        The dtype of most parameters, and a dtype_map for the matrices that do not get their dtype with it.
     """
     found = {
-        name: tensor.dtype if tensor.dtype in KEPT_AS_THEY_ARE or tensor.blocks else "q8"
+        name: tensor.dtype if tensor.dtype in KEPT_AS_THEY_ARE or tensor.blocks or tensor.strips else "q8"
         for name, tensor in tensors.items()
         if len(tensor.shape) == 2
     }
@@ -135,7 +135,8 @@ def nearest_dtypes(tensors: Mapping[str, LazyTensor]) -> tuple[str, list[tuple[s
         rows, columns = tensors[name].shape
         n_parameters[dtype] = n_parameters.get(dtype, 0) + rows * columns
     most = max(n_parameters, key=lambda dtype: n_parameters[dtype], default="f32")
-    return most, [(name, dtype) for name, dtype in found.items() if dtype != most]
+    usual = {name: _usual_dtype(name, found, most, pure=False) for name in found}
+    return most, [(name, dtype) for name, dtype in found.items() if dtype != usual[name]]
 
 
 def exact_dtype(tensors: Mapping[str, LazyTensor]) -> str:
@@ -161,7 +162,7 @@ def parse_dtype_map(text: str) -> list[tuple[str, str]]:
     for item in text.split(","):
         pattern, equals, dtype = item.partition("=")
         if not (pattern and equals and dtype):
-            raise ArgumentError(f"dtype map: {item!r} is not PATTERN=DTYPE, e.g. layers.0.*=q8")
+            raise ArgumentError(f"dtype_map: {item!r} is not PATTERN=DTYPE, e.g. layers.0.*=q8")
         pairs.append((pattern.strip(), dtype.strip()))
     return pairs
 
@@ -191,7 +192,11 @@ def widen_coarse(
         The dtypes, and a warning about each matrix that was moved.
     """
     found, warnings = dict(dtypes), []
-    names = [name for name, dtype in dtypes.items() if dtype in FEW_BITS and not is_fixed(name)]
+    names = [
+        name
+        for name, dtype in dtypes.items()
+        if dtype in FEW_BITS and not is_fixed(name) and not tensors[name].has_strips_of(dtype)
+    ]
     total = sum(tensors[name].shape[0] for name in names)
     done = 0
     with ThreadPoolExecutor(min(threads, MAX_READERS)) as pool:

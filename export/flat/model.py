@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from llamac.export import generation_config
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
 from llamac.export.dtypes import BLOCK_DTYPES, DTYPES
 from llamac.format.flatfile import FlatFile, TensorRecord
-from llamac.format.strips import STRIP_ROWS, unpack_tensor
+from llamac.format.strips import QUANTIZED, STRIP_ROWS, unpack_tensor
 from llamac.progress import Progress, silent
 from llamac.text.special_tokens import AFTER_BOS, SpecialTokens
 
@@ -111,27 +112,28 @@ def _verify_data(file: FlatFile, progress: Progress) -> None:
 
 
 def _lazy(read_bytes: Callable[[int, int], bytes], record: TensorRecord) -> LazyTensor:
+    def strips(first: int, last: int) -> bytes:
+        strip_bytes = record.bytes // -(-record.shape[0] // STRIP_ROWS)
+        start, end = first // STRIP_ROWS, -(-last // STRIP_ROWS)
+        return read_bytes(record.offset + start * strip_bytes, (end - start) * strip_bytes)
+
     def read(first: int, last: int) -> NDArray[np.float32]:
         if len(record.shape) == 1:
             return unpack_tensor(read_bytes(record.offset + 4 * first, 4 * (last - first)), "f32", (last - first,))
-        rows, columns = record.shape
-        strip_bytes = record.bytes // -(-rows // STRIP_ROWS)
         start, end = first // STRIP_ROWS, -(-last // STRIP_ROWS)
-        data = read_bytes(record.offset + start * strip_bytes, (end - start) * strip_bytes)
-        numbers = unpack_tensor(data, record.dtype, ((end - start) * STRIP_ROWS, columns))
+        numbers = unpack_tensor(strips(first, last), record.dtype, ((end - start) * STRIP_ROWS, record.shape[1]))
         return numbers[first - start * STRIP_ROWS : last - start * STRIP_ROWS]
 
     def blocks(first: int, last: int) -> NDArray[np.uint8]:
-        rows, columns = record.shape
-        number, strip_bytes = DTYPES[record.dtype], record.bytes // -(-rows // STRIP_ROWS)
+        number, columns = DTYPES[record.dtype], record.shape[1]
         start, end = first // STRIP_ROWS, -(-last // STRIP_ROWS)
-        data = read_bytes(record.offset + start * strip_bytes, (end - start) * strip_bytes)
         restored = np.empty(((end - start) * STRIP_ROWS, _core.gguf_row_bytes(number, columns)), np.uint8)
-        _core.ungroup(number, data, columns, restored.data)
+        _core.ungroup(number, strips(first, last), columns, restored.data)
         return restored[first - start * STRIP_ROWS : last - start * STRIP_ROWS]
 
     has_blocks = record.dtype in BLOCK_DTYPES and len(record.shape) == 2
-    return LazyTensor(record.shape, record.dtype, read, blocks if has_blocks else None)
+    tensor = LazyTensor(record.shape, record.dtype, read, blocks if has_blocks else None)
+    return replace(tensor, strips=strips) if record.dtype in QUANTIZED else tensor
 
 
 def _read_bytes(path: Path, offset: int, count: int) -> bytes:

@@ -197,11 +197,14 @@ def _jobs(slots: Iterable[Slot]) -> Iterator[Job[tuple[Slot, Piece]]]:
 def _read(slot: Slot, first: int, last: int) -> tuple[Slot, Piece]:
     if slot.dtype in BLOCK_DTYPES:
         return slot, regroup(slot.name, slot.tensor, first, last)
-    return slot, checked_rows(slot.name, slot.tensor, slot.dtype, first, last)
+    rows = checked_rows(slot.name, slot.tensor, slot.dtype, first, last)
+    if slot.tensor.strips is not None and slot.tensor.has_strips_of(slot.dtype):
+        return slot, np.frombuffer(slot.tensor.strips(first, last), np.uint8)
+    return slot, rows
 
 
 def _stored_bytes(slot: Slot, rows: Piece, quantizer: Quantizer, stats: CalibrationStats | None) -> bytes | memoryview:
-    """The bytes of some rows in the file. Strips of GGUF's blocks are complete."""
+    """The bytes of some rows in the file. Strips of GGUF's blocks, and of another flat file, are complete."""
     if rows.dtype == np.uint8:
         return rows.data
     floats = rows.astype(np.float32, copy=False)

@@ -38,7 +38,7 @@ def test_dtype_map_and_pure_choose_the_dtypes(llamac_command: Command, source: P
     assert re.search(r"probes     identical: .*\n           quantized: [\d.e-]+ nats", checked.out)
     assert llamac_command("run", out, "-i", "ab", *GREEDY, "-n", 5, "-q").code == 0
     wrong = llamac_command("export", source, out, "--force", "--dtype", "q4", "--dtype-map", "x")
-    assert (wrong.code, "'x' is not PATTERN=DTYPE" in wrong.err) == (2, True)
+    assert (wrong.code, "--dtype-map: 'x' is not PATTERN=DTYPE" in wrong.err) == (2, True)
 
 
 def test_an_exported_model_runs_checks_and_converts_back(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -335,7 +336,7 @@ def test_the_first_matching_pattern_wins() -> None:
         chosen(made, "q4", dtype_map="layers.7.*=q8")
     with pytest.raises(ArgumentError, match="dtype is 'q5'"):
         chosen(made, "q4", dtype_map="*=q5")
-    with pytest.raises(ArgumentError, match=r"'output.weight' is not PATTERN=DTYPE"):
+    with pytest.raises(ArgumentError, match=r"dtype_map: 'output.weight' is not PATTERN=DTYPE"):
         chosen(made, "q4", dtype_map="output.weight")
 
 
@@ -404,6 +405,38 @@ def test_exporting_a_quantized_file_warns(tmp_path: Path) -> None:
     with llamac.load(source) as one, llamac.load(tmp_path / "f32.bin") as other:
         for name in ("layers.0.attn_k.weight", "output.weight"):
             np.testing.assert_array_equal(one.file.tensor(name), other.file.tensor(name))
+
+
+def hashes(path: Path) -> dict[str, tuple[str, bytes]]:
+    """The dtype and the hash of every tensor of a flat file."""
+    with llamac.load(path) as model:
+        return {tensor.name: (tensor.dtype, tensor.sha256) for tensor in model.file.tensors}
+
+
+@pytest.mark.parametrize("dtype", QUANTIZED)
+@pytest.mark.parametrize("pure", [False, True])
+def test_matrices_that_keep_their_quantized_dtype_are_copied(tmp_path: Path, dtype: str, pure: bool) -> None:
+    options: dict[str, Any] = {"pure": pure} if dtype in (*FEW_BITS, "t2") else {}
+    source = tmp_path / "source.bin"
+    export(write_model(tmp_path / "f32.bin", checkpoint(llama_config())), source, dtype=dtype, **options)
+    for number, chosen in enumerate(({"dtype": dtype, **options}, {"dtype": "auto"})):
+        out = tmp_path / f"{number}.bin"
+        report = export(source, out, name="another", **chosen)
+        assert (report.dtype, report.warnings) == (dtype, [])
+        assert hashes(out) == hashes(source)
+
+
+def test_ternary_files_keep_the_embedding_by_default(tmp_path: Path) -> None:
+    source = write_model(tmp_path / "t2.bin", checkpoint(llama_config()), "t2")
+    export(source, tmp_path / "again.bin")
+    assert {dtype for dtype, _ in hashes(source).values()} == {"f32", "q6", "t2"}
+    assert hashes(tmp_path / "again.bin") == hashes(source)
+
+
+def test_only_matrices_that_are_quantized_again_are_named(tmp_path: Path) -> None:
+    source = write_model(tmp_path / "q4.bin", checkpoint(llama_config()), "q4")
+    [warning] = export(source, tmp_path / "again.bin", dtype="q4s").warnings
+    assert "quantized weights (q4), which are quantized again" in warning
 
 
 def test_numbers_too_large_for_quantized_dtypes_are_refused(tmp_path: Path) -> None:

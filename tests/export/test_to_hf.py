@@ -287,7 +287,7 @@ def test_stop_ids_and_chat_template_survive_the_round_trip(tmp_path: Path) -> No
 
 def with_named_tokens(folder: Path) -> Checkpoint:
     """A model whose chat template names special tokens, and whose checkpoint describes its answers."""
-    sidecar = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "sep_token": "<turn>"}
+    sidecar: dict[str, Any] = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "sep_token": "<turn>"}
     sidecar |= {"extra_special_tokens": {"image_token": "<image>"}}
     sidecar |= {"response_template": {"defaults": {"role": "assistant"}, "fields": {"content": {}}}}
     sidecar |= {"chat_template": "{{ messages[0].content }}{{ sep_token }}{{ image_token }}"}
