@@ -162,7 +162,10 @@ def atomic_folder(target: Path) -> Iterator[Path]:
                     os.rename(path, moved[-1])
         except BaseException:
             for path in moved:
-                path.unlink(missing_ok=True)
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
             raise
 
 

@@ -16,6 +16,7 @@ import llamac
 from llamac.errors import ArgumentError, ExportError
 from llamac.export.convert import export
 from llamac.export.flat.stream import BLOCK_BYTES, DataStream
+from llamac.export.targets import atomic_folder
 
 
 def test_free_space_is_checked_first(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,6 +151,26 @@ def test_a_folder_that_cannot_be_filled_stays_empty(
         export(source, folder, to="hf")
     assert caught.value.filename == str(folder)
     assert list(folder.iterdir()) == []
+
+
+def test_folders_that_were_moved_are_removed_when_a_move_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rename = os.rename
+
+    def breaking(path: Path, target: Path) -> None:
+        if target.name == "second":
+            raise PermissionError(13, "Permission denied", str(path))
+        rename(path, target)
+
+    def fill() -> None:
+        with atomic_folder(tmp_path) as folder:
+            (folder / "first").mkdir()
+            (folder / "first" / "file").touch()
+            (folder / "second").touch()
+
+    monkeypatch.setattr(os, "rename", breaking)
+    with pytest.raises(PermissionError, match="Permission denied"):
+        fill()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_system_errors_name_the_target(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
