@@ -29,6 +29,7 @@ from llamac.export.hf.mamba_config import KEYS as MAMBA2_KEYS
 from llamac.export.hf.parsed_config import HfConfig
 from llamac.export.hf.rope import BASES, FULL, PARTS, PROPORTIONAL, SLIDING
 from llamac.export.hf.short_conv_config import SHORT_CONV, WIDTHS
+from llamac.export.rope import make_rope
 from llamac.format.strict_json import INFINITY
 
 Json = dict[str, Any]
@@ -290,8 +291,14 @@ class _Facts:
         factor = shortest(1 / turned[0])
         if len(turned) == 1:
             return None, factor
-        power = len(frequencies) / (len(turned) - 1)
-        return float(f"{(turned[0] / turned[-1]) ** power:.7g}"), factor
+        base = (turned[0] / turned[-1]) ** (len(frequencies) / (len(turned) - 1))
+
+        def distance(rounded: float) -> float:
+            plain = make_rope("default", {"rope_theta": rounded}, 2 * len(frequencies), 1).inv_freq
+            return float(np.abs(plain[: len(turned)] / factor / turned - 1).max())
+
+        # of equally close ones the shortest, because people write short numbers
+        return min((float(f"{base:.{digits}g}") for digits in range(1, 10)), key=distance), factor
 
     def _turned_part(self, kind: str) -> float:
         """The share of the frequencies of a kind of layers that are not zero."""

@@ -23,7 +23,7 @@ from golden.make import relative_errors, transformers_logits
 from golden.make_families import family_checkpoint
 from golden.mamba_cases import MAMBA_CASES
 from golden.parity_table import cases, make_folder
-from golden.tiny_checkpoints import tensors, write_checkpoint, write_config
+from golden.tiny_checkpoints import changed, tensors, write_checkpoint, write_config
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export.checkpoint import Checkpoint, LazyTensor
 from llamac.export.convert import export
@@ -134,6 +134,17 @@ def test_a_missing_config_is_generated(name: str, tmp_path: Path) -> None:
     write_hf(made, tmp_path / "again", "f32")
     found, expected = (transformers_logits(folder, ids) for folder in (tmp_path / "again", original))
     assert relative_errors(found, expected).max() < 1e-5
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 128])
+@pytest.mark.parametrize("base", [10000.0, 100000.0, 130000.0, 11158840.0, 1e10])
+def test_the_base_of_frequencies_is_written_as_published(base: float, head_dim: int, tmp_path: Path) -> None:
+    config = changed(CASES["llama"].config, rope_theta=base, head_dim=head_dim, rope_scaling=None)
+    made = hf.read(write_checkpoint(tmp_path / "original", config), [])
+    del made.metadata["config"]
+    write_hf(made, tmp_path / "again", "f32")
+    again = json.loads((tmp_path / "again" / "config.json").read_text())
+    assert again["rope_theta"] == base
 
 
 @pytest.mark.parametrize("name", BASES)
