@@ -9,6 +9,7 @@ difference is an error that names the value.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -235,10 +236,20 @@ def _describe(writer: Any, checkpoint: Checkpoint, architecture: str, keys: Mapp
         writer.add_pooling_type(gguf.PoolingType(pooling_type))
     for key, value in generation_config.to_gguf(generation_config.from_flat(checkpoint.metadata)).items():
         (writer.add_int32 if isinstance(value, int) else writer.add_float32)(key, value)
-    texts = {"default": checkpoint.chat_template, **checkpoint.metadata.get(chat_templates.OTHERS, {})}
-    named = [{"name": name, "template": text} for name, text in texts.items() if text and isinstance(text, str)]
-    if named:
-        writer.add_chat_template(named)
+    add_keys(writer, _templates(checkpoint))
+
+
+def _templates(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The chat templates. `GGUFWriter.add_chat_template` would list their names in another order in each process."""
+    others = {
+        re.sub(r"[^A-Za-z0-9]", "_", name): text
+        for name, text in checkpoint.metadata.get(chat_templates.OTHERS, {}).items()
+        if name and text and isinstance(text, str)
+    }
+    default = others.pop(chat_templates.DEFAULT, checkpoint.chat_template)
+    values = {f"{chat_templates.GGUF_KEY}.{name}": text for name, text in others.items()}
+    names = {gguf.Keys.Tokenizer.CHAT_TEMPLATES: sorted(others)} if others else {}
+    return {**names, **values, **({chat_templates.GGUF_KEY: default} if default else {})}
 
 
 # ---- weights

@@ -187,6 +187,13 @@ def test_names_of_the_models_own_tokens_do_not_replace_stop_tokens(tmp_path: Pat
     assert load_vocabulary(tmp_path / "m.gguf").special.stop_ids == stop_ids
 
 
+def test_names_of_chat_templates_are_in_order(tmp_path: Path) -> None:
+    source = read_flat(built_in("stories"))
+    source.metadata |= {"chat_templates": dict.fromkeys("hcaeg", "{{ tools }}")}
+    write_gguf(source, tmp_path / "m.gguf", "f16", [])
+    assert open_gguf(tmp_path / "m.gguf").values["tokenizer.chat_templates"] == list("acegh")
+
+
 def test_what_a_file_does_not_hold_is_named(tmp_path: Path) -> None:
     source = read_flat(built_in("stories"))
     source.metadata |= {"chat_templates": {"tool use": "{{ tools }}"}, "response_template": {"fields": {}}}
