@@ -4,7 +4,7 @@ python tests/c/library.py --work DIR               with all kernels of this mach
 python tests/c/library.py --work DIR --scalar      with the plain C kernels alone, which compile in a minute
 
 DIR keeps the objects for the next run. The programs must print TOKENS: with the shared and the static library,
-found by pkg-config and by CMake, and from Python through ctypes.
+found by pkg-config and by CMake, and from Python through ctypes. The commands of docs/c.md run as they are.
 """
 
 from __future__ import annotations
@@ -50,10 +50,11 @@ def configure(build: Path, *settings: str) -> None:
 
 def install(work: Path, scalar: bool) -> Path:
     """Build and install the library, then move it: nothing installed depends on where that was. Returns the prefix."""
-    first, prefix = work / "first", work / "prefix"
+    first, prefix = work / "first", work / "home" / ".local"  # as in docs/c.md, where the home is work / "home"
     shutil.rmtree(prefix, ignore_errors=True)
     configure(work / "build", f"CMAKE_INSTALL_PREFIX={first}", f"LLAMAC_SCALAR_ONLY={'ON' if scalar else 'OFF'}")
     run("cmake", "--build", work / "build", "--target", "install", "--parallel", str(os.cpu_count()))
+    prefix.parent.mkdir(exist_ok=True)
     return first.rename(prefix)
 
 
@@ -70,21 +71,29 @@ def check_symbols(prefix: Path) -> None:
     assert {line.split()[-1] for line in static if len(line.split()) == 3} == expected, static
 
 
+def compile_as_documented(work: Path, line: int) -> list[str]:
+    """Run the export line of docs/c.md and one of its compiler lines. Returns the program's command."""
+    lines = re.findall(r"^    ((?:export|cc) .*)$", (ROOT / "docs" / "c.md").read_text(), re.MULTILINE)
+    strict = f'cc() {{ {os.environ.get("CC", "cc")} -std=c11 -Wall -Wextra -Wpedantic -Werror "$@"; }}'
+    folder = work / "documented"
+    folder.mkdir(exist_ok=True)
+    shutil.copy(EXAMPLES / "generate.c", folder)
+    run(
+        "sh",
+        "-ec",
+        "\n".join((strict, f"cd {shlex.quote(str(folder))}", lines[0], lines[line])),
+        HOME=str(work / "home"),
+    )
+    return [str(folder / "generate")]
+
+
 def programs(work: Path, prefix: Path) -> Iterator[tuple[str, list[str]]]:
     """Build the examples. Yields the name of each way and its command, to which the arguments are added."""
-    found = {"PKG_CONFIG_PATH": str(prefix / "lib" / "pkgconfig")}
-    source, strict = EXAMPLES / "generate.c", ["-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]
-    flags = shlex.split(run("pkg-config", "--cflags", "--libs", "llamac", **found))
-    run(
-        *shlex.split(os.environ.get("CC", "cc")),
-        *strict,
-        source,
-        *flags,
-        f"-Wl,-rpath,{prefix / 'lib'}",
-        "-o",
-        work / "generate",
-    )
-    yield "pkg-config", [str(work / "generate")]
+    shared, static = 1, 2  # lines
+    yield "pkg-config", compile_as_documented(work, shared)
+    command = compile_as_documented(work, static)
+    assert "llamac_" not in run("nm", "-D", *command), "the program needs the shared library"
+    yield "the static library's file", command
     run("cmake", "-S", EXAMPLES, "-B", work / "examples", f"-DCMAKE_PREFIX_PATH={prefix}")
     run("cmake", "--build", work / "examples")
     yield "CMake", [str(work / "examples" / "generate")]
