@@ -2,6 +2,7 @@
 // quantize.c - checks the arguments of the quantizer, reserves its memory, and calls the kernel of an instruction set.
 // Quantizes to t2, which takes a few operations per weight, without a kernel.
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 #include "common.h"
 #include "dtype.h"
@@ -23,30 +24,62 @@ static float most_clipping(int dtype, int has_importance) {
 // ---- t2
 //
 // D is the weighted mean magnitude of the weights that are not rounded to 0, which are those above D / 2: each gives
-// the least squared error for the other. The iteration starts at 1.5 times the mean of all magnitudes. Without
-// importance, ternary rows keep their numbers: sums of equal floats are exact in double.
-static float ternary_scale(const float *x, const float *weight, size_t columns) {
+// the least squared error for the other. Ternary rows keep their numbers: the mean of equal floats, a sum of at most
+// MAX_COLUMNS doubles, rounds to their float.
+
+// Without importance: an iteration that starts at 1.5 times the mean of all magnitudes.
+static double plain_scale(const float *x, size_t columns) {
     enum { STEPS = 32 };
     double d = 0;
     for (size_t k = 0; k < columns; k++) d += 1.5 / (double)columns * fabs((double)x[k]);
     for (int i = 0; i < STEPS; i++) {
         double sum = 0, total = 0;
         for (size_t k = 0; k < columns; k++) {
-            const double magnitude = fabs((double)x[k]), own = weight ? (double)weight[k] : 1;
-            if (magnitude > d / 2) sum += own * magnitude, total += own;
+            const double magnitude = fabs((double)x[k]);
+            if (magnitude > d / 2) sum += magnitude, total += 1;
         }
         if (total == 0 || sum / total == d) break;
         d = sum / total;
     }
+    return d;
+}
+
+struct weighted { float magnitude, weight; };
+
+// Descending. Only identical elements are equal, so the order of sums does not depend on the library's qsort.
+static int compare_weighted(const void *first, const void *second) {
+    const struct weighted *a = first, *b = second;
+    if (a->magnitude != b->magnitude) return a->magnitude < b->magnitude ? 1 : -1;
+    return (a->weight < b->weight) - (a->weight > b->weight);
+}
+
+// With importance, the iteration can stop far from the least error. Of the sets of the largest magnitudes, this finds
+// the one whose mean lowers the error most: by its (sum of weight * magnitude)^2 / (sum of weights).
+static double weighted_scale(const float *x, const float *weight, size_t columns, struct weighted *sorted) {
+    for (size_t k = 0; k < columns; k++) sorted[k] = (struct weighted){ fabsf(x[k]), weight[k] };
+    qsort(sorted, columns, sizeof *sorted, compare_weighted);
+    double d = 0, most = 0, sum = 0, total = 0;
+    for (size_t k = 0; k < columns; k++) {
+        sum += (double)sorted[k].weight * (double)sorted[k].magnitude;
+        total += (double)sorted[k].weight;
+        if (sum * sum / total > most) most = sum * sum / total, d = sum / total;
+    }
+    return d;
+}
+
+// weight: NULL without importance. sorted: (columns), scratch with importance.
+static float ternary_scale(const float *x, const float *weight, size_t columns, struct weighted *sorted) {
+    const double d = weight ? weighted_scale(x, weight, columns, sorted) : plain_scale(x, columns);
     return d < 0x1p-100 ? 0 : (float)d;   // as in other dtypes, a row of tiny numbers becomes zeros
 }
 
-static void quantize_ternary(const float *w, size_t rows, size_t columns, const float *weight, uint8_t *out) {
+static void quantize_ternary(const float *w, size_t rows, size_t columns, const float *weight,
+                             struct weighted *sorted, uint8_t *out) {
     const size_t strip_bytes = dtype_strip_bytes(LLAMAC_T2, columns), padded = round_up(columns, GROUP_COLUMNS);
     memset(out, 0, strip_bytes * (round_up(rows, STRIP_ROWS) / STRIP_ROWS));
     for (size_t row = 0; row < round_up(rows, STRIP_ROWS); row++) {
         uint8_t *strip = out + row / STRIP_ROWS * strip_bytes, *codes = strip + LINE_BYTES + 4 * (row % STRIP_ROWS);
-        const float *x = w + row * columns, d = row < rows ? ternary_scale(x, weight, columns) : 0;
+        const float *x = w + row * columns, d = row < rows ? ternary_scale(x, weight, columns, sorted) : 0;
         memcpy(strip + 4 * (row % STRIP_ROWS), &d, 4);
         for (size_t k = 0; k < padded; k++) {   // the places of dtype.h
             const float value = row < rows && k < columns ? x[k] : 0;
@@ -85,16 +118,11 @@ int llamac_quantize(int dtype, const float *w, size_t rows, size_t columns, cons
         return bad_argument(err, "%s is quantized without feedback: expected NULL", dtype_table[dtype].name);
     const struct kernels *kernels = kernels_select(isa, err);
     if (!kernels) return -1;
-    if (dtype == LLAMAC_T2) {
-        const fp_control saved = fp_control_reset();
-        quantize_ternary(w, rows, columns, importance, out);
-        fp_control_restore(saved);
-        return 0;
-    }
     const size_t padded = round_up(columns, GROUP_COLUMNS);
     const size_t strips = feedback ? QUANTIZE_STRIPS : 1;   // without feedback, one after another
-    float *weight = mem_alloc(padded + strips * quantize_strip_floats((int)columns, feedback != NULL), sizeof(float),
-                              "quantizing a strip", err);
+    const size_t scratch = dtype == LLAMAC_T2 ? columns * sizeof(struct weighted) / sizeof(float)
+                                              : strips * quantize_strip_floats((int)columns, feedback != NULL);
+    float *weight = mem_alloc(padded + scratch, sizeof(float), "quantizing a strip", err);
     if (!weight) return -1;
     const fp_control saved = fp_control_reset();
     fill_weights(importance, columns, padded, weight);
@@ -103,7 +131,10 @@ int llamac_quantize(int dtype, const float *w, size_t rows, size_t columns, cons
         .w = w, .weight = weight, .is_weighted = importance != NULL, .feedback = feedback,
         .clip = most_clipping(dtype, importance != NULL), .scratch = weight + padded, .out = out,
     };
-    kernels->quantize(&q);
+    if (dtype == LLAMAC_T2)
+        quantize_ternary(w, rows, columns, importance ? weight : NULL, (struct weighted *)q.scratch, out);
+    else
+        kernels->quantize(&q);
     fp_control_restore(saved);
     mem_free(weight);
     return 0;

@@ -129,8 +129,9 @@ def quantize(
 ) -> Matrix:
     """Store weights in one of llamac's own number formats, as `llamac export` does without calibration.
 
-    q8, q6, q4, q4s, q3 and q2 minimize the squared error of each block's weights, t2 that of each row's
-    (docs/quantization.md); f16 and bf16 round to nearest, ties to even; f32 keeps every bit.
+    q8, q6, q4, q4s, q3 and q2 make the squared error of each block's weights small, t2 that of each row's
+    (docs/quantization.md says how close to the least). f16 and bf16 round to nearest, ties to even. f32 keeps every
+    bit.
 
     Args:
         weights: (rows, columns), float32, finite.
