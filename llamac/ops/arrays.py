@@ -5,7 +5,6 @@ An error names the argument, what was given and what was expected, and says what
 
 from __future__ import annotations
 
-import math
 from types import EllipsisType
 from typing import TYPE_CHECKING
 
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
 NUMBERS = dict(_core.dtypes())  # the core's number of each dtype
 MAX_THREADS = 1024
+LARGEST = float.fromhex("0x1.fffffep127")  # float32
 # Operations of fewer multiply-adds use one thread by default: they take less time than waking another one.
 SMALL_WORK = 1 << 22
 
@@ -104,10 +104,10 @@ def _check_mask(value: object, name: str) -> None:
 
 
 def finite_number(value: object, name: str) -> float:
-    """Check a number that is neither infinite nor NaN."""
+    """Check a number that is neither infinite nor NaN, as the core's float32 either."""
     number = to_float(value, name)
-    if not math.isfinite(number):
-        raise ArgumentError(f"{name} is {number:g}, expected a finite number")
+    if not abs(number) <= LARGEST:
+        raise ArgumentError(f"{name} is {number:g}, expected a finite float32, up to 3.4e38")
     return number
 
 
@@ -118,9 +118,11 @@ def optional(numbers: Floats | None) -> memoryview | None:
 
 def choice(value: object, name: str, known: tuple[str, ...]) -> int:
     """Return the index of a name in a list of names."""
+    if not isinstance(value, str):
+        raise wrong_type(name, value, "a str")
     if value not in known:
         raise ArgumentError(f"{name} is {value!r}, expected {' or '.join(map(repr, known))}")
-    return known.index(str(value))
+    return known.index(value)
 
 
 def thread_count(threads: int | None, work: int) -> int:

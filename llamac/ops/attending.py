@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from llamac import _core
-from llamac.arguments import KV_DTYPES, KVDtype, to_float, to_int, wrong_type
+from llamac.arguments import KV_DTYPES, KVDtype, to_int, wrong_type
 from llamac.engine.hardware.machine import choose_isa
+from llamac.engine.sampling.params import MIN_POSITIVE
 from llamac.errors import ArgumentError
 from llamac.ops.arrays import NUMBERS, choice, finite_number, floats, integers, optional, thread_count
 
@@ -78,9 +79,10 @@ def attention(
         raise wrong_type("causal", causal, "True or False")
     begin, end = _visible(rows, n, causal, positions, window)
     sinks = None if sinks is None else floats(sinks, "sinks", (heads,), "a number for each head of q")
-    cap = to_float(soft_cap, "soft_cap")
-    if not 0 <= cap < np.inf:
+    cap = finite_number(soft_cap, "soft_cap")
+    if cap < 0:
         raise ArgumentError(f"soft_cap is {cap:g}, expected a positive number, or 0 for none")
+    cap = cap and max(cap, MIN_POSITIVE)
     factor = head_dim**-0.5 if scale is None else finite_number(scale, "scale")
     out = np.empty_like(q)
     number = NUMBERS[KV_DTYPES[choice(kv_dtype, "kv_dtype", KV_DTYPES)]]

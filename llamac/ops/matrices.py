@@ -37,11 +37,11 @@ class Matrix:
 
     __array_ufunc__ = None  # `x @ matrix` is an error that names both types
 
-    def __init__(self, data: bytes | bytearray | memoryview, dtype: str, shape: Sequence[int]):
+    def __init__(self, data: bytes | bytearray | memoryview | NDArray[np.uint8], dtype: str, shape: Sequence[int]):
         """Copy the bytes of a matrix.
 
         Args:
-            data: The bytes, in strips of 16 rows (docs/format.md).
+            data: The bytes, in strips of 16 rows (docs/format.md), also as an array of uint8.
             dtype: The number format.
             shape: (rows, columns).
 
@@ -51,11 +51,15 @@ class Matrix:
         """
         import numpy as np
 
+        if not isinstance(dtype, str):
+            raise wrong_type("dtype", dtype, "a str")
         if dtype not in NUMBERS:
             raise ArgumentError(f"dtype is {dtype!r}, expected one of {', '.join(NUMBERS)}")
         rows, columns = (to_int(size, "shape") for size in _pair(shape))
         if not 1 <= rows <= MAX_ROWS or not 1 <= columns <= MAX_COLUMNS:
             raise ArgumentError(f"shape is ({rows}, {columns}), expected up to {MAX_ROWS} rows, {MAX_COLUMNS} columns")
+        if isinstance(data, np.ndarray) and data.dtype == np.uint8:
+            data = data.data
         if not isinstance(data, bytes | bytearray | memoryview) or memoryview(data).format != "B":
             raise wrong_type("data", data, "bytes in strips: ops.quantize makes a matrix from an array of numbers")
         stored = np.frombuffer(memoryview(data).tobytes(), np.uint8)
@@ -67,7 +71,7 @@ class Matrix:
         memory[start : start + size] = stored
         memory.flags.writeable = False
         self.data: NDArray[np.uint8] = memory[start : start + size]
-        self.dtype = dtype
+        self.dtype = str(dtype)
         self.shape = (rows, columns)
 
     @classmethod
@@ -102,6 +106,10 @@ class Matrix:
     def dequantize(self, rows: Sequence[int] | NDArray[np.integer] | None = None, *, isa: str | None = None) -> Floats:
         """Return the matrix, or some of its rows, as float32: `ops.dequantize` of this matrix."""
         return dequantize(self, rows, isa=isa)
+
+    def __reduce__(self) -> tuple[type[Matrix], tuple[bytes, str, tuple[int, int]]]:
+        """Pickle and copy as the arguments: only `__init__` makes memory that is aligned and read-only."""
+        return type(self), (self.data.tobytes(), self.dtype, self.shape)
 
     def __repr__(self) -> str:
         return f"<llamac.ops.Matrix {self.shape[0]} x {self.shape[1]}, {self.dtype}, {self.nbytes} bytes>"

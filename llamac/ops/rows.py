@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, get_args
 
 from llamac import _core
-from llamac.arguments import to_float
 from llamac.engine.hardware.machine import choose_isa
 from llamac.errors import ArgumentError
 from llamac.format.flatfile import FIELDS
@@ -74,8 +73,8 @@ def _norm(is_rms: bool, x: Floats, weight: Floats, bias: Floats | None, eps: flo
     reason = f"a number for each of the {x.shape[-1]} columns of x"
     weight = floats(weight, "weight", x.shape[-1:], reason)
     bias = None if bias is None else floats(bias, "bias", x.shape[-1:], reason)
-    number = to_float(eps, "eps")
-    if not 0 <= number < np.inf:
+    number = finite_number(eps, "eps")
+    if number < 0:
         raise ArgumentError(f"eps is {number:g}, expected a number of at least 0")
     y = np.empty_like(x)
     _core.op_norm(is_rms, _rows(x), weight.data, optional(bias), number, _rows(y), choose_isa(isa))

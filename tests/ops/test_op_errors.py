@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -59,8 +61,15 @@ CASES: list[tuple[Callable[[], object], str]] = [
     (lambda: ops.layer_norm(X, X[0], X), "bias has shape (3, 64), expected (64,): a number for each of the 64 columns"),
     (lambda: ops.softmax(np.float32(3) * np.ones((), np.float32).reshape(())), "x must be a NumPy array of float32"),
     (lambda: ops.gelu(X, wrong("sigmoid")), "kind is 'sigmoid', expected 'tanh' or 'erf' or 'quick'"),
-    (lambda: ops.rope(Q, range(5), INV_FREQ, factor=np.nan), "factor is nan, expected a finite number"),
-    (lambda: ops.attention(Q, K, K, scale=np.inf), "scale is inf, expected a finite number"),
+    (lambda: ops.rope(Q, range(5), INV_FREQ, factor=np.nan), "factor is nan, expected a finite float32"),
+    (lambda: ops.attention(Q, K, K, scale=np.inf), "scale is inf, expected a finite float32"),
+    (lambda: ops.attention(Q, K, K, scale=1e39), "scale is 1e+39, expected a finite float32, up to 3.4e38"),
+    (lambda: ops.attention(Q, K, K, soft_cap=1e39), "soft_cap is 1e+39, expected a finite float32, up to 3.4e38"),
+    (
+        lambda: ops.rope(Q, range(5), INV_FREQ, factor=-1e300),
+        "factor is -1e+300, expected a finite float32",
+    ),
+    (lambda: ops.rms_norm(X, X[0], 1e39), "eps is 1e+39, expected a finite float32, up to 3.4e38"),
     (lambda: ops.attention(Q, K, K, causal=wrong("no")), "causal must be True or False, not str"),
     (lambda: ops.rope(X, [0], INV_FREQ), "x has shape (3, 64), expected (rows, heads, head_dim)"),
     (lambda: ops.rope(Q, range(4), INV_FREQ), "positions has shape (4,), expected (5,): one for each row"),
@@ -123,6 +132,10 @@ def test_errors_teach(call: Callable[[], object], message: str) -> None:
             "data must be bytes in strips: ops.quantize makes a",
         ),
         (lambda: ops.Matrix(wrong(1, 2), "f32", (3, 64)), "data must be bytes in strips: ops.quantize makes a matrix"),
+        (lambda: ops.Matrix(bytes(5), wrong(["q4"]), (1, 1)), "dtype must be a str, not list"),
+        (lambda: ops.silu(X, isa=wrong(["scalar"])), "isa must be a str, not list"),
+        (lambda: ops.matmul(X, W, numerics=wrong(np.array(["a", "b"]))), "numerics must be a str, not ndarray"),
+        (lambda: ops.gelu(X, wrong(np.array([1, 2]))), "kind must be a str, not ndarray"),
         (lambda: ops.matmul(X, W, threads=wrong(1.5)), "threads must be an integer, not float"),
         (
             lambda: ops.Matrix.of(wrong("model.bin"), "output.weight"),
@@ -154,6 +167,24 @@ def test_tensors_that_are_no_matrices(tiny_llama: Path) -> None:
 def test_logits_without_a_token() -> None:
     with pytest.raises(ModelError, match="no token can be chosen: none of the logits is a number"):
         ops.sample(np.full(5, np.nan, np.float32))
+
+
+def test_names_may_be_strs_of_numpy() -> None:
+    expected = ops.matmul(X, W, isa="scalar")
+    np.testing.assert_array_equal(ops.matmul(X, W, numerics=wrong(np.str_("exact")), isa=np.str_("scalar")), expected)
+    assert type(ops.Matrix(W.data, np.str_("f32"), W.shape).dtype) is str
+
+
+def test_a_tiny_soft_cap_is_not_off() -> None:
+    expected = ops.attention(Q, K, K, soft_cap=1e-30)
+    np.testing.assert_allclose(ops.attention(Q, K, K, soft_cap=1e-46), expected, rtol=1e-6)
+
+
+def test_a_copy_of_a_matrix_is_read_only() -> None:
+    for made in (pickle.loads(pickle.dumps(W)), copy.deepcopy(W), ops.Matrix(W.data, W.dtype, W.shape)):
+        assert (made.dtype, made.shape, made.data.tobytes()) == (W.dtype, W.shape, W.data.tobytes())
+        assert made.data.ctypes.data % 64 == 0
+        assert not made.data.flags.writeable
 
 
 def test_an_unsupported_kernel_set(monkeypatch: pytest.MonkeyPatch) -> None:

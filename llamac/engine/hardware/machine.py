@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llamac import _core
+from llamac.arguments import wrong_type
 from llamac.engine.hardware.topology import DEVICES, fast_cores, physical_cores, read_small
 from llamac.errors import ArgumentError, UnsupportedError
 
@@ -171,11 +172,13 @@ def choose_isa(requested: str | None) -> str | None:
         return None
     known = dict(_core.isas())
     where = "isa" if requested is not None else "the environment variable LLAMAC_ISA"
+    if not isinstance(name, str):
+        raise wrong_type(where, name, "a str")
     if name not in known:
         raise ArgumentError(f"{where} is {name!r}; this build has {', '.join(known)}")
     if not known[name]:
         raise UnsupportedError(f"{where} is {name!r}, which this processor does not support; it runs {best_isa()}")
-    return name
+    return str(name)  # of a subclass, too: the core expects a str
 
 
 def best_isa() -> str:
