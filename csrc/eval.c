@@ -37,6 +37,9 @@ static int check_rows(const struct llamac_session *s, const llamac_row *rows, in
 
 static int check_observations(const struct llamac_session *s, const llamac_eval_options *options, llamac_error *err) {
     const int n_layers = (int)s->model->config->n_layers;
+    if (options->n_observations < 0 || (options->n_observations && !options->observations))
+        return bad_argument(err, "n_observations is %d%s, expected 0 or more, and 0 without observations",
+                            options->n_observations, options->observations ? "" : " and observations is NULL");
     for (int i = 0; i < options->n_observations; i++) {
         const llamac_observation *o = &options->observations[i];
         int per_layer = 0;

@@ -54,7 +54,7 @@ enum llamac_code {
     LLAMAC_CONTEXT_FULL,
     LLAMAC_CANCELLED,
     LLAMAC_UNSUPPORTED,    // by this build, this machine or this version
-    LLAMAC_DEVICE_FAILED,  // the message is the device's (device.h)
+    LLAMAC_DEVICE_FAILED   // the message is the device's (device.h)
 };
 
 typedef struct {
@@ -123,7 +123,7 @@ enum llamac_type {
     LLAMAC_TYPE_F32,
     LLAMAC_TYPE_U64,
     LLAMAC_TYPE_BYTES,
-    LLAMAC_TYPE_TEXT,      // zero-padded ASCII
+    LLAMAC_TYPE_TEXT       // zero-padded ASCII
 };
 
 // A field of one of the file's records.
@@ -245,7 +245,7 @@ int llamac_set_nodes(const int32_t *node_of_cpu, int n_cpus, llamac_error *err);
 // How products round their inputs. The two settings give different logits, each with the same bits on every machine.
 enum {
     LLAMAC_EXACT,          // products with q8, q6 and GGUF types use 15-bit inputs and round only inputs and sums
-    LLAMAC_FAST,           // 8-bit inputs for these, bf16 inputs for products with bf16 (docs/determinism.md)
+    LLAMAC_FAST            // 8-bit inputs for these, bf16 inputs for products with bf16 (docs/determinism.md)
 };
 
 typedef struct {
@@ -385,7 +385,7 @@ typedef struct {
 } llamac_observation;
 
 typedef struct {
-    const llamac_observation *observations;   // (n_observations), or NULL
+    const llamac_observation *observations;   // (n_observations), or NULL if there are none
     int n_observations;
     const int32_t *cancel; // or NULL; another thread atomically sets it to nonzero to cancel the eval in milliseconds
     int *rows_done;        // receives the number of computed rows; or NULL
@@ -463,8 +463,8 @@ enum { LLAMAC_SAMPLE_SCRATCH = 16 };   // bytes of scratch per logit
 //     logits    (n)
 //     mu        mirostat's surprise limit in bits, updated by each draw; initially 2 * mirostat_tau. NULL: no mirostat
 //     scratch   n * LLAMAC_SAMPLE_SCRATCH bytes, aligned for floats
-// Returns the token, or a negative number. Errors: LLAMAC_BAD_ARGUMENT if a setting is out of range; LLAMAC_BAD_MODEL
-// if a logit is +inf, or all are NaN or -inf.
+// Returns the token, or a negative number. Errors: LLAMAC_BAD_ARGUMENT if n or a setting is out of range;
+// LLAMAC_BAD_MODEL if a logit is +inf, or all are NaN or -inf.
 int llamac_sample(const float *logits, int n, const llamac_sampling *sampling, uint64_t position, double *mu,
                   void *scratch, llamac_error *err);
 
@@ -479,7 +479,7 @@ typedef struct {
 //     out       (1 + top)
 //     scratch   n * LLAMAC_SAMPLE_SCRATCH bytes, aligned for floats
 // Returns the number of most probable tokens written: `top`, or fewer if fewer tokens can be drawn; on failure a
-// negative number. Errors: LLAMAC_BAD_ARGUMENT if a token or `top` is out of range; those of llamac_sample.
+// negative number. Errors: LLAMAC_BAD_ARGUMENT if n, a token or `top` is out of range; those of llamac_sample.
 int llamac_logprobs(const float *logits, int n, int32_t token, int top, llamac_logprob *out, void *scratch,
                     llamac_error *err);
 

@@ -11,6 +11,7 @@
 enum { DRY_LONGEST = 50 };   // tokens of a repetition that are compared; longer ones get the same penalty
 
 int llamac_adjustments_check(const llamac_adjustments *a, llamac_error *err) {
+    if (a->n_bias < 0) return bad_argument(err, "n_bias is %d, expected 0 or more", a->n_bias);
     for (int i = 0; i < a->n_bias; i++)
         if (isnan(a->bias[i]) || a->bias[i] == INFINITY)
             return bad_argument(err, "the bias of token %d is %g, expected a number or -inf", a->bias_ids[i],

@@ -23,6 +23,7 @@ static double sum_of(const float *p, int n) {
 
 static int describe(const struct kernels *kernels, const float *logits, int n, int32_t token, int top,
                     llamac_logprob *out, void *scratch, llamac_error *err) {
+    if (n < 1) return bad_argument(err, "n is %d, expected at least 1", n);
     if (token < 0 || token >= n) return bad_argument(err, "there is no token %d, expected 0 to %d", token, n - 1);
     if (top < 0 || top > n) return bad_argument(err, "logprobs is %d, expected 0 to %d", top, n);
     float largest = -INFINITY;

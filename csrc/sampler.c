@@ -249,6 +249,7 @@ static int first_largest(const struct draw *d) {
 static int choose_token(struct draw *d, uint64_t position, void *scratch, llamac_error *err) {
     const llamac_sampling *s = d->settings;
     if (llamac_sampling_check(s, err)) return -1;
+    if (d->n < 1) return bad_argument(err, "n is %d, expected at least 1", d->n);
     d->block = (int)round_up((uint64_t)max_int(1, ceil_div(d->n, MAX_BLOCKS)), 16);
     d->from.largest = d->kernels->block_maxima(d->from.logits, d->n, d->block, d->maxima);
     if (!(d->from.largest > -INFINITY) || d->from.largest == INFINITY)

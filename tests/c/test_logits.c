@@ -59,7 +59,7 @@ static void invalid_adjustments_are_rejected(void) {
     llamac_error err;
     const float infinite = INFINITY;
     const int32_t id = 0;
-    llamac_adjustments cases[7] = { NONE, NONE, NONE, NONE, NONE, NONE, NONE };
+    llamac_adjustments cases[8] = { NONE, NONE, NONE, NONE, NONE, NONE, NONE, NONE };
     CHECK(llamac_adjustments_check(&NONE, &err) == 0, "no adjustment");
     cases[0].repetition_penalty = 0;
     cases[1].presence_penalty = NAN;
@@ -68,6 +68,7 @@ static void invalid_adjustments_are_rejected(void) {
     cases[4].dry_base = 0.5f;
     cases[5].dry_allowed_length = 0;
     cases[6].bias_ids = &id, cases[6].bias = &infinite, cases[6].n_bias = 1;
+    cases[7].n_bias = -1;
     for (size_t i = 0; i < ARRAY_LEN(cases); i++)
         CHECK(llamac_adjustments_check(&cases[i], &err) < 0 && err.code == LLAMAC_BAD_ARGUMENT, "case %zu", i);
 }
@@ -95,6 +96,8 @@ static void log_probabilities_are_those_of_the_softmax(void) {
     }
     CHECK(llamac_logprobs(logits, N, N, 0, found, memory, &err) < 0 && err.code == LLAMAC_BAD_ARGUMENT, "no token");
     CHECK(llamac_logprobs(logits + 5, 2, 0, 0, found, memory, &err) < 0 && err.code == LLAMAC_BAD_MODEL, "no number");
+    CHECK(llamac_logprobs(logits, 0, 0, 0, found, memory, &err) < 0 && strstr(err.message, "n is 0"), "%s",
+          err.message);
 }
 
 int main(void) {

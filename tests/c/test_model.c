@@ -333,6 +333,10 @@ static void invalid_observations_are_rejected(void) {
         for (int m = 0; m < 2; m++)
             CHECK(strstr(err.message, cases[i].messages[m]), "%s: %s", cases[i].messages[m], err.message);
     }
+    for (int n = -1; n <= 1; n += 2) {
+        const llamac_eval_options options = { .n_observations = n };
+        CHECK(llamac_eval(s, &row, 1, logits, &options, &err) && err.code == LLAMAC_BAD_ARGUMENT, "%d of NULL", n);
+    }
     llamac_session_close(&s);
     llamac_model_close(&model);
     free(file.data);

@@ -91,6 +91,7 @@ static void logits_that_are_not_finite_are_rejected_or_never_drawn(void) {
     const float none[2] = { NAN, -INFINITY }, infinite[2] = { 1, INFINITY }, one[3] = { NAN, 2, NAN };
     CHECK(sample(none, 2, greedy, 0) < 0, "no finite logit");
     CHECK(sample(infinite, 2, random, 0) < 0, "+inf");
+    for (int n = -1; n <= 0; n++) CHECK(sample(one, n, random, 0) < 0 && err.code == LLAMAC_BAD_ARGUMENT, "n is %d", n);
     CHECK(sample(one, 3, greedy, 0) == 1, "NaN, greedy");
     CHECK(sample(one, 3, random, 0) == 1, "NaN, random");
 }
