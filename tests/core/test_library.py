@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import re
 import shlex
@@ -42,7 +43,7 @@ def test_the_list_of_symbols_is_the_header() -> None:
     assert re.findall(r"^ +(llamac_\w+);$", text, re.MULTILINE) == library.public_functions()
 
 
-@pytest.mark.parametrize(("compiler", "standard"), [("cc", "c11"), ("cc", "c99"), ("c++", "c++11"), ("c++", "c++20")])
+@pytest.mark.parametrize(("compiler", "standard"), [("cc", "c11"), ("cc", "c99"), ("c++", "c++98"), ("c++", "c++20")])
 def test_the_header_compiles_alone(tmp_path: Path, compiler: str, standard: str) -> None:
     if shutil.which(compiler) is None:
         pytest.skip(f"{compiler} is not installed")
@@ -68,6 +69,23 @@ def test_each_file_is_compiled_with_the_flags_of_the_extension(tmp_path: Path) -
         assert "-ffast-math" not in words
     assert found.keys() == {path.name for path in CSRC.glob("*.c")}
     assert {name: options for name, options in found.items() if options} == own
+
+
+@needs_tools
+@pytest.mark.parametrize(("include", "lib"), [("include", "lib/machine"), ("include", "/lib"), ("/include", "lib")])
+def test_pkg_config_names_the_folders_of_an_installation(tmp_path: Path, include: str, lib: str) -> None:
+    """Absolute folders are those of a package manager that installs headers or libraries elsewhere."""
+    prefix = tmp_path / "prefix"
+    folders = [str(tmp_path / "other") + name if name.startswith("/") else name for name in (include, lib)]
+    settings = [f"CMAKE_INSTALL_PREFIX={prefix}", "LLAMAC_SCALAR_ONLY=ON"]
+    settings += [f"CMAKE_INSTALL_{kind}DIR={folder}" for kind, folder in zip(("INCLUDE", "LIB"), folders, strict=True)]
+    library.configure(tmp_path / "build", *settings)
+    installed = prefix / folders[1] / "pkgconfig"
+    installed.mkdir(parents=True)
+    shutil.copy(tmp_path / "build" / "llamac.pc", installed)
+    words = library.run("pkg-config", "--cflags", "--libs", "llamac", PKG_CONFIG_PATH=str(installed)).split()
+    found = [word[:2] + os.path.normpath(word[2:]) for word in words[:2]]
+    assert found == [f"-I{prefix / folders[0]}", f"-L{prefix / folders[1]}"]
 
 
 def test_the_package_generates_the_recorded_tokens() -> None:
