@@ -93,6 +93,14 @@ def test_the_listed_path_is_short() -> None:
     assert f"is {len(calls)} calls in {len({call.file for call in calls})} files" in PAGE.read_text()
 
 
+def test_the_functions_below_the_list_exist() -> None:
+    paragraph = re.search(r"^The output projection .*?\n\n", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert paragraph
+    text = "".join((ROOT / "csrc" / name).read_text() for name in ("forward.c", "ffn.c", "products.c"))
+    for name in re.findall(r"`(\w+)`", paragraph.group()):
+        assert re.search(rf"^\w[^;{{}}\n]*\b{name}\(", text, re.MULTILINE), f"there is no function {name}"
+
+
 @pytest.mark.parametrize("call", listed_calls(), ids=lambda call: call.name)
 def test_each_function_is_where_the_list_says_and_makes_the_call(call: Call) -> None:
     assert call.following in text_of(call)
