@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// llamac.h - the public interface of the C core: forward passes of LLaMA-family and GPT-2 models over borrowed memory.
+// llamac.h - the public interface of the C core: language models and encoders over borrowed memory.
 //
 // examples/c/generate.c is a whole program. docs/c.md says how to build and link the library.
 //
@@ -160,7 +160,7 @@ typedef struct {
 } llamac_slot_iterator;
 
 // Writes the next slot, in the order of the file. The config and the layers need not be valid. Returns 1 if there was
-// one, 0 at the end, and -1 if there are more RoPE tables or experts than the format allows.
+// one, 0 at the end, and -1 if there are more RoPE tables, pooled layers or experts than the format allows.
 int llamac_slot_next(llamac_slot_iterator *iterator, llamac_slot *slot);
 
 // ---- models

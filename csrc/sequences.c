@@ -285,7 +285,7 @@ int llamac_truncate(llamac_session *s, int sequence, int length, llamac_error *e
     return 0;
 }
 
-// Returns whether two sessions can share pages: they must compute the same bits for the same tokens.
+// Checks that two sessions can share pages: they must compute the same bits for the same tokens.
 static int check_alike(const struct llamac_session *a, const struct llamac_session *b, llamac_error *err) {
     const struct config *c = a->model->config;
     if (a->model != b->model) return bad_argument(err, "cannot fork: the sessions belong to different models");

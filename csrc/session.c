@@ -103,7 +103,7 @@ static struct thread_scratch cut_thread_scratch(const struct llamac_session *s, 
     return local;
 }
 
-// Cuts all buffers of x for its rows and threads.
+// Cuts all buffers of the scratch, for its rows and threads.
 static void cut_scratch(const struct llamac_session *s, struct scratch *scratch, struct arena *a) {
     const struct llamac_model *m = s->model;
     const struct config *c = m->config;

@@ -25,7 +25,7 @@ enum {
     UNPACK_ABOVE_F16 = 4,             // with more rows than this, weights are unpacked once for all of them
     UNPACK_ABOVE_BF16 = 1 << 30,
     UNPACK_ABOVE_NIBBLES = 4,
-    UNPACK_ABOVE_BYTES = 4,           // dtypes with 8 bits and int16 inputs; those with fewer bits: above 1 row
+    UNPACK_ABOVE_BYTES = 4,           // dtypes with 8 bits and int16 inputs; those with fewer bits: FEW_ROWS
 };
 
 // No registers to allocate, so unrolling would only make the code larger.

@@ -17,8 +17,8 @@ from llamac.export.dtypes import DTYPES, choose_dtypes
 from llamac.format.flatfile import ALIGNMENT, RECORD_BYTES, SECTIONS, pack_record
 from llamac.text.special_tokens import SpecialTokens
 
-# The sections that a plan's caller may fill. `Plan` adds "config" and "layers"; the writer adds the rest.
 LAYERS = ("layers", "mtp")  # the fields of a config that are layer records
+# The sections that a plan's caller may fill. `make_plan` adds "config" and "layers"; the writer adds the rest.
 DEFAULT_SECTIONS = {"metadata": b"{}", "tokenizer": b"", "spm": b"", "template": b"", "probes": b""}
 
 
