@@ -77,12 +77,12 @@ static double rms_of(struct rms r) { return r.expected > 0 ? sqrt(r.difference /
 
 // ---- peak multiply-add rates
 
-struct peak { int input, rounded; float result; };
+struct peak { int input, fast; float result; };
 enum { PEAK_PASSES = 32 };   // enough that the time to fill the operands is negligible
 static void run_peak(void *argument, long i) {
     (void)i;
     struct peak *p = argument;
-    table->peak[p->input][p->rounded](PEAK_PASSES, &p->result);
+    table->peak[p->input][p->fast](PEAK_PASSES, &p->result);
 }
 static void peaks(void) {
     static const char *const names[N_INPUT_TYPES] = {
@@ -90,11 +90,11 @@ static void peaks(void) {
         [INPUT_BF16] = "bf16",
     };
     for (int input = 0; input < N_INPUT_TYPES; input++)
-        for (int rounded = 0; rounded < 1 + can_be_rounded(input); rounded++) {
-            struct peak p = { input, rounded, 0 };
+        for (int fast = 0; fast < 1 + is_rounded_if_fast(input); fast++) {
+            struct peak p = { input, fast, 0 };
             char what[40];
-            snprintf(what, sizeof what, "%s%s", names[input], rounded ? ", rounded" : "");
-            measure("peak", what, 0, run_peak, &p, 0, table->peak[input][rounded](PEAK_PASSES, &p.result));
+            snprintf(what, sizeof what, "%s%s", names[input], fast ? ", rounded" : "");
+            measure("peak", what, 0, run_peak, &p, 0, table->peak[input][fast](PEAK_PASSES, &p.result));
         }
 }
 
@@ -129,10 +129,10 @@ static void run_gemm(void *argument, long i) {
     table->gemm(&p->g);
 }
 
-static void gemm_case(int dtype, int rounded, int rows, int columns, int m, uint64_t *state) {
+static void gemm_case(int dtype, int fast, int rows, int columns, int m, uint64_t *state) {
     char what[80];
     snprintf(what, sizeof what, "%s %d x %d, %d %srow%s", llamac_dtype_name(dtype), rows, columns, m,
-             rounded ? "rounded " : "", m > 1 ? "s" : "");
+             fast ? "rounded " : "", m > 1 ? "s" : "");
     if (!case_selected(what)) return;
     const int input = input_type_of(dtype);
     const size_t strip_bytes = dtype_strip_bytes(dtype, (uint64_t)columns), words = input_words(input, columns);
@@ -146,9 +146,9 @@ static void gemm_case(int dtype, int rounded, int rows, int columns, int m, uint
     fill_random(x, (size_t)m * (size_t)columns, state);
     for (int r = 0; r < m; r++) {
         const struct panel_row to = panel_row(panels, m, table->panel_rows[input], words, r);
-        pack_input(table, input, to, x + (size_t)r * (size_t)columns, columns, m, rounded);
+        pack_input(table, input, to, x + (size_t)r * (size_t)columns, columns, m, fast);
     }
-    const struct gemm g = { .dtype = dtype, .rounded = rounded, .w = w, .strip_bytes = strip_bytes,
+    const struct gemm g = { .dtype = dtype, .fast = fast, .w = w, .strip_bytes = strip_bytes,
                             .last = ceil_div(rows, 16), .rows = rows, .columns = columns, .x = panels, .m = m, .y = y,
                             .y_stride = (size_t)rows, .scratch = take(gemm_scratch_bytes(m)), .cancel = &cancel };
     struct product p = { g, w, bytes, copies };
@@ -172,8 +172,8 @@ static void gemms(uint64_t *state) {
         for (size_t s = 0; s < ARRAY_LEN(shapes); s++)
             for (size_t h = 0; h < ARRAY_LEN(heights); h++) {
                 if (table == &kernels_scalar && heights[h] > 8) continue;   // takes seconds and shows nothing new
-                for (int rounded = 0; rounded <= rounds_inputs(dtype); rounded++)
-                    gemm_case(dtype, rounded, shapes[s][0], shapes[s][1], heights[h], state);
+                for (int fast = 0; fast <= has_fast(dtype); fast++)
+                    gemm_case(dtype, fast, shapes[s][0], shapes[s][1], heights[h], state);
             }
 }
 

@@ -20,12 +20,12 @@
 // A code is x / d rounded to nearest even.
 //
 // With fast numerics, an int16 code is the product f h of an 8-bit code h and a factor f that a group of 32 columns
-// shares: f = 1 + floor(max|x / d| / ROUNDED_LIMIT), and h = (x / d) / f rounded to nearest even. So |h| is at most
+// shares: f = 1 + floor(max|x / d| / FAST_LIMIT), and h = (x / d) / f rounded to nearest even. So |h| is at most
 // 127, and f at most 128. All kernels multiply these codes like any int16 codes, with the same bits. For products of
 // many rows, a kernel set may instead use `narrow` panels, which store h and f: the exact integer sum of c * f h is f
 // times the sum of c * h. With exact numerics, panels for products of many rows may contain pairs (kernels_pairs.h).
 //
-// With fast numerics, INPUT_BF16 are floats rounded to bf16, to nearest even, and 0 below ROUNDED_BF16_MIN. For
+// With fast numerics, INPUT_BF16 are floats rounded to bf16, to nearest even, and 0 below FAST_BF16_MIN. For
 // products of many rows, a kernel set may pack two of them into a word (kernels_bf16.h).
 //
 // Each instruction set defines its own compensation terms, its own arrangement of int16 codes in words, and its own
@@ -50,8 +50,8 @@ enum {
 };
 
 // Less than 127.5, so that no intermediate rounding gives an h of 128; at least 16319 / 128, so that f h fits.
-#define ROUNDED_LIMIT 127.49609375f
-#define ROUNDED_BF16_MIN 0x1p-64f
+#define FAST_LIMIT 127.49609375f
+#define FAST_BF16_MIN 0x1p-64f
 #define ROUNDED_ROW_MIN 1e-5f   // of round_row: smaller magnitudes count as this one
 
 static inline int input_type_of(int dtype) { return dtype_table[dtype].input; }
@@ -98,7 +98,7 @@ struct gemm {
     int first, last, rows, columns;
     const void *x;                  // panels of m rows, of the dtype's input type
     int m;
-    int rounded;                    // whether pack_input has rounded x, if it is INPUT_INT16 or INPUT_BF16
+    int fast;                       // whether pack_input has rounded x, if it is INPUT_INT16 or INPUT_BF16
     const float *scales;            // (rows) or NULL: multiply the outputs
     const float *bias;              // (rows) or NULL
     float *y;                       // (m, y_stride)
@@ -252,9 +252,9 @@ struct kernels {
     // Packs a row of `columns` floats into a panel. If a group (int8) or block (int16) contains a NaN or an infinity,
     // its scale becomes NaN, and so does every sum over it.
     void (*pack[N_INPUT_TYPES])(struct panel_row to, const float *row, int columns);
-    // Packs a row of INPUT_INT16 for `gemm`, rounded as above if `rounded` is set. m: the rows of the product, which
+    // Packs a row of INPUT_INT16 for `gemm`, rounded as above if `fast` is set. m: the rows of the product, which
     // decide whether panels are narrow or contain pairs.
-    void (*pack_product)(struct panel_row to, const float *row, int columns, int m, int rounded);
+    void (*pack_int16_product)(struct panel_row to, const float *row, int columns, int m, int fast);
     // The same for INPUT_BF16, rounded.
     void (*pack_bf16)(struct panel_row to, const float *row, int columns, int m);
     void (*attend[LLAMAC_N_DTYPES])(const struct attend *a);
@@ -308,16 +308,16 @@ struct kernels {
     // For `llamac bench`. Reads `floats` floats, a multiple of streams * READ_STEP, as 1, 2 or 4 concurrent streams.
     // Returns their sum.
     float (*read_block)(const float *block, size_t floats, int streams);
-    // For `llamac bench`. Runs the multiply-adds of products of many rows with this input type, exact or rounded, on
+    // For `llamac bench`. Runs the multiply-adds of products of many rows with this input type, exact or fast, on
     // operands in L1. Returns their number.
     double (*peak[N_INPUT_TYPES][2])(int passes, float *result);
 };
 
-// Packs a row of a product of m rows. rounded: whether inputs of INPUT_INT16 and INPUT_BF16 are.
+// Packs a row of a product of m rows. fast: whether inputs of INPUT_INT16 and INPUT_BF16 are rounded.
 static inline void pack_input(const struct kernels *kernels, int input, struct panel_row to, const float *row,
-                              int columns, int m, int rounded) {
-    if (input == INPUT_INT16) kernels->pack_product(to, row, columns, m, rounded);
-    else if (input == INPUT_BF16 && rounded) kernels->pack_bf16(to, row, columns, m);
+                              int columns, int m, int fast) {
+    if (input == INPUT_INT16) kernels->pack_int16_product(to, row, columns, m, fast);
+    else if (input == INPUT_BF16 && fast) kernels->pack_bf16(to, row, columns, m);
     else kernels->pack[input](to, row, columns);
 }
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// kernels_bf16.h - products of many rows of rounded inputs with bf16 weights, two columns at a time. Part of
-// kernels_template.h, for kernel sets that define SIMD_BF16_PAIRS; kernels.h specifies rounded inputs.
+// kernels_bf16.h - products of many rows with inputs of fast numerics and bf16 weights, two columns at a time. Part of
+// kernels_template.h, for kernel sets that define SIMD_BF16_PAIRS; kernels.h specifies these inputs.
 //
 // The instruction makes two fused multiply-adds, of the earlier column first, so the sums have the bits of all other
 // kernels, except that it treats subnormal numbers as 0. There are none if all weights are 0 or at least MIN_WEIGHT:
-// rounded inputs are 0 or at least ROUNDED_BF16_MIN, so the products, and with them the sums, are multiples of 2^-126.
+// these inputs are 0 or at least FAST_BF16_MIN, so the products, and with them the sums, are multiples of 2^-126.
 // If a pass meets a smaller weight, it and the strip's later passes use two multiply-adds instead.
 //
 // A word holds the inputs of two columns, the first in its upper half, and a line of unpacked weights the same for
@@ -14,7 +14,7 @@
 // The bits of x, rounded. A NaN stays a quiet NaN. Without branches, so that compilers vectorize it.
 INLINE uint32_t rounded_bf16(float x) {
     const uint32_t bits = f32_bits(x), nearest = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000;
-    const uint32_t number = fabsf(x) < ROUNDED_BF16_MIN ? 0 : nearest;
+    const uint32_t number = fabsf(x) < FAST_BF16_MIN ? 0 : nearest;
     return x == x ? number : (bits & 0xffff0000) | 0x7fc00000;
 }
 

@@ -212,12 +212,12 @@ INLINE struct product_form choose_form(const struct gemm *g) {
         form.multiply = kernels->unpacked, form.unpack = kernels->unpack;
     if (input == INPUT_INT8 && uses_integer_scales(dtype, m)) {
         form.multiply = panel_kernel_integer_scales;
-    } else if (input == INPUT_INT16 && g->rounded && uses_narrow_panels(m)) {
+    } else if (input == INPUT_INT16 && g->fast && uses_narrow_panels(m)) {
         form.multiply = narrow_kernels(dtype), form.unpack = kernels->unpack;
-    } else if (input == INPUT_INT16 && !g->rounded && uses_pairs(m)) {
+    } else if (input == INPUT_INT16 && !g->fast && uses_pairs(m)) {
         form.multiply = pairs_kernels(dtype), form.unpack = unpack_as_pairs[dtype];
         form.pass_columns = PAIRS_KC, form.group_strips = PAIRS_STRIPS;
-    } else if (input == INPUT_BF16 && g->rounded && uses_bf16_pairs(m)) {
+    } else if (input == INPUT_BF16 && g->fast && uses_bf16_pairs(m)) {
         form.multiply = panel_kernel_bf16_pairs, form.unpack = unpack_bf16_pairs;
     }
     return form;

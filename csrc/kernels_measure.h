@@ -144,16 +144,16 @@ static double peak_int16(int passes, float *result) {
 PEAK(int16, INPUT_INT16, int16_acc, 64)
 #endif
 // Narrow panels are multiplied like int8 inputs.
-static double peak_rounded_int16(int passes, float *result) {
+static double peak_fast_int16(int passes, float *result) {
     return uses_narrow_panels(MANY_ROWS) ? peak_int8(passes, result) : peak_int16(passes, result);
 }
 #if defined(SIMD_BF16_PAIRS)
 PEAK(bf16_pairs, INPUT_BF16, v16, 32)
-static double peak_rounded_bf16(int passes, float *result) {
+static double peak_fast_bf16(int passes, float *result) {
     return uses_bf16_pairs(MANY_ROWS) && has_bf16_pairs() ? peak_bf16_pairs(passes, result) : peak_f32(passes, result);
 }
 #else
-static double peak_rounded_bf16(int passes, float *result) { return peak_f32(passes, result); }
+static double peak_fast_bf16(int passes, float *result) { return peak_f32(passes, result); }
 #endif
 #undef PEAK
 #undef CLOBBER

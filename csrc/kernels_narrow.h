@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// kernels_narrow.h - products of many rows of rounded inputs with unpacked weights, for kernel sets with vpdpbusd and
-// without matrix tiles. Part of kernels_template.h; kernels.h specifies rounded inputs.
+// kernels_narrow.h - products of many rows with inputs of fast numerics and unpacked weights, for kernel sets with
+// vpdpbusd and without matrix tiles. Part of kernels_template.h; kernels.h specifies these inputs.
 //
-// A rounded input is f h, with an h of 8 bits and the group's factor f. A narrow panel holds h, so that a product takes
+// Such an input is f h, with an h of 8 bits and the group's factor f. A narrow panel holds h, so that a product takes
 // one vpdpbusd instead of two. The exact integer sum i of c * h over a span of a group is below 2^24. So its conversion
 // to float is exact, and f times that, rounded to a float, is what the other kernels compute: the exact integer f i,
 // rounded to a float.
@@ -27,8 +27,8 @@ static void pack_narrow(struct panel_row to, const float *row, int columns) {
         const float scale = input_scale(row + k, n, INT16_LIMIT, &inverse);
         int32_t *p = block + to.row, *terms = p + 8 * groups * T;
         for (int i = 0; i < n; i += GROUP_COLUMNS, p += 8 * T, terms += NARROW_TERMS * T) {
-            const struct rounded_group g = round_group(scaled_inputs(row + k + i, n - i, inverse),
-                                                       scaled_inputs(row + k + i + 16, n - i - 16, inverse));
+            const struct fast_group g = round_group(scaled_inputs(row + k + i, n - i, inverse),
+                                                    scaled_inputs(row + k + i + 16, n - i - 16, inverse));
             int8_t x[GROUP_COLUMNS];
             v16_store_int8(x, g.h[0]), v16_store_int8(x + 16, g.h[1]);
             for (int l = 0; l < 8; l++) memcpy(p + l * T, x + 4 * l, 4);

@@ -95,17 +95,17 @@ INLINE int store_int16_and_sum(int16_t *x, v16 v) {
 INLINE v16 scaled_inputs(const float *x, int n, float inverse) {
     return inverse > 0 ? v16_mul(load_up_to_16(x, n), v16_set1(inverse)) : v16_set1(0);
 }
-// A group of rounded inputs: factor * h, with h in int8.
-struct rounded_group { v16 h[2]; float factor; };
-INLINE struct rounded_group round_group(v16 x, v16 y) {
-    const float factor = 1 + (float)(int)(v16_reduce_max(v16_max(v16_abs(x), v16_abs(y))) * (1 / ROUNDED_LIMIT));
+// A group of inputs of fast numerics: factor * h, with h in int8.
+struct fast_group { v16 h[2]; float factor; };
+INLINE struct fast_group round_group(v16 x, v16 y) {
+    const float factor = 1 + (float)(int)(v16_reduce_max(v16_max(v16_abs(x), v16_abs(y))) * (1 / FAST_LIMIT));
     const v16 inverse = v16_set1(1 / factor), shift = v16_set1(0x1.8p23f);
-    return (struct rounded_group){ { v16_sub(v16_add(v16_mul(x, inverse), shift), shift),
-                                     v16_sub(v16_add(v16_mul(y, inverse), shift), shift) }, factor };
+    return (struct fast_group){ { v16_sub(v16_add(v16_mul(x, inverse), shift), shift),
+                                  v16_sub(v16_add(v16_mul(y, inverse), shift), shift) }, factor };
 }
 
 // limit: the largest code.
-INLINE void pack_int16_codes(const int limit, const int rounded, struct panel_row to, const float *row, int columns) {
+INLINE void pack_int16_codes(const int limit, const int fast, struct panel_row to, const float *row, int columns) {
     const int T = to.height;
     int32_t *p = to.panel;
     for (int k = 0; k < columns; k += BLOCK_COLUMNS) {
@@ -118,8 +118,8 @@ INLINE void pack_int16_codes(const int limit, const int rounded, struct panel_ro
             const int first = j * GROUP_COLUMNS;
             v16 v[2] = { scaled_inputs(row + k + first, n - first, inverse),
                          scaled_inputs(row + k + first + 16, n - first - 16, inverse) };
-            if (rounded) {
-                const struct rounded_group g = round_group(v[0], v[1]);
+            if (fast) {
+                const struct fast_group g = round_group(v[0], v[1]);
                 for (int i = 0; i < 2; i++) v[i] = v16_mul(g.h[i], v16_set1(g.factor));
             }
             for (int i = 0; i < 2; i++) {
@@ -161,9 +161,9 @@ INLINE void add_scaled(float *sums, v16 x, float d) { v16_store(sums, v16_fma_sc
 #include "kernels_pairs.h"
 
 // A row of a product of m rows.
-static void pack_product(struct panel_row to, const float *row, int columns, int m, int rounded) {
-    if (rounded && uses_narrow_panels(m)) pack_narrow(to, row, columns);
-    else if (rounded) pack_int16_codes(INT16_LIMIT, 1, to, row, columns);
+static void pack_int16_product(struct panel_row to, const float *row, int columns, int m, int fast) {
+    if (fast && uses_narrow_panels(m)) pack_narrow(to, row, columns);
+    else if (fast) pack_int16_codes(INT16_LIMIT, 1, to, row, columns);
     else if (uses_pairs(m)) pack_pairs(to, row, columns);
     else pack_int16(to, row, columns);
 }

@@ -146,7 +146,7 @@ const struct kernels KERNELS = {
     .pack = { [INPUT_F32] = pack_f32, [INPUT_INT8] = pack_int8, [INPUT_INT16] = pack_int16,
               [INPUT_BF16] = pack_f32 },
     .pack_bf16 = pack_bf16,
-    .pack_product = pack_product,
+    .pack_int16_product = pack_int16_product,
     .round_row = round_row,
     .pack_rounded = pack_rounded,
     .attend = { [LLAMAC_F32] = attend_f32, [LLAMAC_F16] = attend_f16, [LLAMAC_Q8] = attend_q8 },
@@ -182,5 +182,5 @@ const struct kernels KERNELS = {
     .quantize = quantize_strips,
     .read_block = read_block,
     .peak = { [INPUT_F32] = { peak_f32, peak_f32 }, [INPUT_INT8] = { peak_int8, peak_int8 },
-              [INPUT_INT16] = { peak_int16, peak_rounded_int16 }, [INPUT_BF16] = { peak_f32, peak_rounded_bf16 } },
+              [INPUT_INT16] = { peak_int16, peak_fast_int16 }, [INPUT_BF16] = { peak_f32, peak_fast_bf16 } },
 };

@@ -23,7 +23,7 @@ static void read_share(void *argument, const struct member *member) {
 
 struct multiply_job {
     const struct kernels *kernels;
-    int input, rounded, passes;
+    int input, fast, passes;
     uint64_t count;   // multiply-adds of all threads
 };
 
@@ -31,7 +31,7 @@ static void multiply_share(void *argument, const struct member *member) {
     (void)member;
     struct multiply_job *job = argument;
     float result;
-    const double count = job->kernels->peak[job->input][job->rounded](job->passes, &result);
+    const double count = job->kernels->peak[job->input][job->fast](job->passes, &result);
     volatile float used = result;   // keeps the loop from being optimized away
     (void)used;
     __atomic_add_fetch(&job->count, (uint64_t)count, __ATOMIC_RELAXED);
@@ -60,7 +60,7 @@ int llamac_measure_multiply(int dtype, int numerics, int passes, int threads, co
     if (passes < 0 || passes > LLAMAC_MAX_PASSES)
         return bad_argument(err, "passes is %d, expected 0 to %d", passes, LLAMAC_MAX_PASSES);
     struct multiply_job job = { .kernels = kernels_select(isa, err), .input = input_type_of(dtype),
-                                .rounded = numerics == LLAMAC_FAST, .passes = passes };
+                                .fast = numerics == LLAMAC_FAST, .passes = passes };
     if (!job.kernels) return -1;
     struct contention contention = { 0 };
     pool_run(&(struct pool_job){ threads, 0, multiply_share, &job }, &contention, NULL);

@@ -162,7 +162,7 @@ static void product_share(void *argument, const struct member *member) {
         pool_share(member, ceil_div(p->rows, STRIP_ROWS), &first, &last);
         const struct gemm g = {
             .dtype = p->dtype, .w = p->w, .strip_bytes = job->strip_bytes, .first = first, .last = last,
-            .rows = p->rows, .columns = p->columns, .x = job->panels, .m = m, .rounded = p->numerics == LLAMAC_FAST,
+            .rows = p->rows, .columns = p->columns, .x = job->panels, .m = m, .fast = p->numerics == LLAMAC_FAST,
             .bias = p->bias, .y = p->y + from * (size_t)p->rows, .y_stride = (size_t)p->rows,
             .scratch = job->scratch + (size_t)member->index * job->scratch_bytes, .cancel = &job->cancel,
         };

@@ -69,13 +69,13 @@ void pack_row(const struct worker *w, struct consumers consumers, const struct p
         rounds |= m->rounds_inputs;
     }
     const struct kernels *kernels = w->eval->session->kernels;
-    const float *const packed = rounds ? w->local->rounded : x;
+    const float *const numbers = rounds ? w->local->rounded : x;
     const float scale = rounds ? kernels->round_row(x, width, w->local->rounded) : 0;
     for (int input = 0; input < N_INPUT_TYPES; input++) {
         if (!(inputs & 1u << input)) continue;
         const struct panel_row to = input_row(w, p, input, width, r);
-        if (rounds && input == INPUT_INT8) kernels->pack_rounded(to, packed, width, scale);
-        else pack(w, input, to, packed, width, p->m);
+        if (rounds && input == INPUT_INT8) kernels->pack_rounded(to, numbers, width, scale);
+        else pack(w, input, to, numbers, width, p->m);
     }
     if (any_adapter) lora_pack_row(w, consumers, p, x, width, first, last, r);
 }
@@ -194,7 +194,7 @@ void multiply(const struct worker *w, const struct product *p, const struct pane
     const int is_measured = w->member->count > 1 && w->member->count <= BALANCED_MAX;
     struct gemm g = {
         .dtype = m->dtype, .w = m->data, .strip_bytes = m->strip_bytes, .rows = m->rows, .columns = m->columns,
-        .x = x->by_input[input_type_of(m->dtype)], .m = x->m, .rounded = w->eval->session->numerics == LLAMAC_FAST,
+        .x = x->by_input[input_type_of(m->dtype)], .m = x->m, .fast = w->eval->session->numerics == LLAMAC_FAST,
         .scales = m->scales, .bias = p->bias, .row_weights = p->row_weights,
         .y = p->y, .y_stride = p->y_stride ? p->y_stride : (size_t)m->rows, .y_rows = p->y_rows, .accumulate = add,
         .copy = p->copy, .accumulate_copy = p->add_copy,

@@ -13,7 +13,7 @@ static inline void host_multiply(struct pass *p, const llamac_linear *l, const f
                                  const float *row_weights, int accumulate, float *copy, int accumulate_copy, float *y) {
     if (!m) return;
     const struct kernels *k = &kernels_scalar;
-    const int input = input_type_of(l->dtype), rounded = p->info.numerics == LLAMAC_FAST;
+    const int input = input_type_of(l->dtype), fast = p->info.numerics == LLAMAC_FAST;
     const size_t words = input_words(input, l->columns);
     void *panels = take(words * 4 * (size_t)m), *scratch = take(gemm_scratch_bytes(m));
     float *row = take_floats(1, l->columns);
@@ -22,12 +22,12 @@ static inline void host_multiply(struct pass *p, const llamac_linear *l, const f
         memcpy(row, x + r * l->columns, sizeof(float) * (size_t)l->columns);
         const float row_scale = l->rounds_inputs ? k->round_row(row, l->columns, row) : 0;
         if (l->rounds_inputs && input == INPUT_INT8) k->pack_rounded(to, row, l->columns, row_scale);
-        else pack_input(k, input, to, row, l->columns, m, rounded);
+        else pack_input(k, input, to, row, l->columns, m, fast);
     }
     free(row);
     const struct gemm g = {
         .dtype = l->dtype, .w = l->weights.data, .strip_bytes = l->strip_bytes, .last = ceil_div(l->rows, 16),
-        .rows = l->rows, .columns = l->columns, .x = panels, .m = m, .rounded = rounded,
+        .rows = l->rows, .columns = l->columns, .x = panels, .m = m, .fast = fast,
         .scales = floats_of(&l->scales), .bias = floats_of(&l->bias),
         .y = y, .y_stride = (size_t)l->rows, .accumulate = accumulate, .row_weights = row_weights, .copy = copy,
         .accumulate_copy = accumulate_copy, .scratch = scratch, .cancel = &p->cancel,

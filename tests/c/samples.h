@@ -64,8 +64,8 @@ static inline double weight_at(int dtype, const uint8_t *w, size_t strip_bytes, 
     return (double)f32_from_f16(super[r]) * s * c - (f->super == 2 ? (double)f32_from_f16(super[16 + r]) * m : 0);
 }
 // Whether fast numerics round inputs of a type, and those of products with a dtype.
-static inline int can_be_rounded(int input) { return input == INPUT_INT16 || input == INPUT_BF16; }
-static inline int rounds_inputs(int dtype) { return can_be_rounded(dtype_table[dtype].input); }
+static inline int is_rounded_if_fast(int input) { return input == INPUT_INT16 || input == INPUT_BF16; }
+static inline int has_fast(int dtype) { return is_rounded_if_fast(dtype_table[dtype].input); }
 // Input k of a row after the rounding that products with this dtype apply to their inputs.
 static inline double input_at(int dtype, const float *x, int columns, int k) {
     if (!dtype_is_quantized(dtype)) return (double)x[k];
@@ -76,7 +76,7 @@ static inline double input_at(int dtype, const float *x, int columns, int k) {
     return max > 0 ? (double)max / limit * nearbyint((double)(x[k] * ((float)limit / max))) : 0;
 }
 // Input k with fast numerics, for bf16 or a dtype with int16 inputs. In units of the scale it is a product h * factor.
-static inline double rounded_input_at(int dtype, const float *x, int columns, int k) {
+static inline double fast_input_at(int dtype, const float *x, int columns, int k) {
     if (dtype == LLAMAC_BF16) {   // 8 significant bits
         int exponent;
         const double fraction = frexp((double)x[k], &exponent);

@@ -24,12 +24,12 @@ static void f16_conversions_round_to_nearest_even(void) {
 
 // ---- products
 
-static void pack_rows(const struct kernels *kernels, int dtype, int rounded, void *panels, int m, const float *x,
+static void pack_rows(const struct kernels *kernels, int dtype, int fast, void *panels, int m, const float *x,
                       int columns) {
     const int input = input_type_of(dtype);
     for (int r = 0; r < m; r++) {
         const struct panel_row to = panel_row(panels, m, kernels->panel_rows[input], input_words(input, columns), r);
-        pack_input(kernels, input, to, x + r * columns, columns, m, rounded);
+        pack_input(kernels, input, to, x + r * columns, columns, m, fast);
     }
 }
 
@@ -40,7 +40,7 @@ static void check_gemm_in_parts(const struct kernels *kernels, int dtype, const 
     void *panel = take(4 * input_words(input_type_of(dtype), g->columns));
     for (int r = 0; r < g->m; r++) {
         struct gemm part = *g;
-        pack_rows(kernels, dtype, g->rounded, panel, 1, x + r * g->columns, g->columns);
+        pack_rows(kernels, dtype, g->fast, panel, 1, x + r * g->columns, g->columns);
         part.x = panel, part.m = 1, part.y = g->y + r * g->rows, part.last = strips / 2;
         kernels->gemm(&part);
         part.first = part.last, part.last = strips;
@@ -83,7 +83,7 @@ static void check_gather(int dtype, const uint8_t *w, size_t strip_bytes, int ro
     free(found), free(scalar);
 }
 
-static void check_gemm_of(int dtype, int rounded, int rows, int columns, int m, int biased, int accumulate,
+static void check_gemm_of(int dtype, int fast, int rows, int columns, int m, int biased, int accumulate,
                           uint64_t *state) {
     const size_t strip_bytes = dtype_strip_bytes(dtype, (uint64_t)columns), strips = (size_t)ceil_div(rows, 16);
     const size_t outputs = (size_t)(m * rows);
@@ -98,16 +98,16 @@ static void check_gemm_of(int dtype, int rounded, int rows, int columns, int m, 
     fill_matrix(dtype, w, strip_bytes, rows, columns, 1, state);
     const struct gemm g = {
         .dtype = dtype, .w = w, .strip_bytes = strip_bytes, .last = (int)strips, .rows = rows, .columns = columns,
-        .x = panels, .m = m, .rounded = rounded, .bias = biased ? bias : NULL, .y = y, .y_stride = (size_t)rows,
+        .x = panels, .m = m, .fast = fast, .bias = biased ? bias : NULL, .y = y, .y_stride = (size_t)rows,
         .accumulate = accumulate, .scratch = scratch, .cancel = &cancel,
     };
     for (int t = 0; t < n_tables; t++) {
-        pack_rows(tables[t], dtype, rounded, panels, m, x, columns);
+        pack_rows(tables[t], dtype, fast, panels, m, x, columns);
         memcpy(y, initial, sizeof *y * outputs);
         tables[t]->gemm(&g);
         if (t == 0) memcpy(expected, y, sizeof *y * outputs);
-        CHECK(same(y, expected, outputs), "%s differs: dtype %d, rounded %d, %d x %d, %d rows", tables[t]->name,
-              dtype, rounded, rows, columns, m);
+        CHECK(same(y, expected, outputs), "%s differs: dtype %d, fast %d, %d x %d, %d rows", tables[t]->name,
+              dtype, fast, rows, columns, m);
         memcpy(y, initial, sizeof *y * outputs);
         check_gemm_in_parts(tables[t], dtype, &g, x, expected);
         check_gemm_weighted(tables[t], &g, expected);
@@ -116,7 +116,7 @@ static void check_gemm_of(int dtype, int rounded, int rows, int columns, int m, 
         const int r = random_below(state, m), o = random_below(state, rows);
         double sum = 0, magnitude = 0;
         for (int k = 0; k < columns; k++) {
-            const double input = (rounded ? rounded_input_at : input_at)(dtype, x + r * columns, columns, k);
+            const double input = (fast ? fast_input_at : input_at)(dtype, x + r * columns, columns, k);
             const double product = weight_at(dtype, w, strip_bytes, columns, o, k) * input;
             sum += product;
             magnitude += fabs(product);
@@ -132,8 +132,8 @@ static void check_gemm_of(int dtype, int rounded, int rows, int columns, int m, 
 }
 
 static void check_gemm(int dtype, int rows, int columns, int m, int biased, int accumulate, uint64_t *state) {
-    for (int rounded = 0; rounded <= rounds_inputs(dtype); rounded++)
-        check_gemm_of(dtype, rounded, rows, columns, m, biased, accumulate, state);
+    for (int fast = 0; fast <= has_fast(dtype); fast++)
+        check_gemm_of(dtype, fast, rows, columns, m, biased, accumulate, state);
 }
 
 static void products_have_the_same_bits(void) {
@@ -170,7 +170,7 @@ static void fill_scales(int dtype, uint8_t *w, int columns, int positive) {
 // Weights of equal bytes `fill` and the largest scales, with inputs that are all 1 except for `extreme`: everywhere if
 // it is 1 or -1, else at column 40 only. All m rows are equal.
 enum { MOST = 8 };   // rows: enough for narrow panels and for pairs
-static void check_extreme_product(int dtype, int rounded, int m, int fill, float extreme) {
+static void check_extreme_product(int dtype, int fast, int m, int fill, float extreme) {
     enum { COLUMNS = 256 };
     const size_t strip_bytes = dtype_strip_bytes(dtype, COLUMNS);
     uint8_t *w = take(strip_bytes);
@@ -182,16 +182,16 @@ static void check_extreme_product(int dtype, int rounded, int m, int fill, float
     fill_scales(dtype, w, COLUMNS, fill % 2);
     for (int k = 0; k < m * COLUMNS; k++) x[k] = fabsf(extreme) == 1 || k % COLUMNS == 40 ? extreme : 1;
     const struct gemm g = { .dtype = dtype, .w = w, .strip_bytes = strip_bytes, .last = 1, .rows = 16,
-                            .columns = COLUMNS, .x = panel, .m = m, .rounded = rounded, .y = y, .y_stride = 16,
+                            .columns = COLUMNS, .x = panel, .m = m, .fast = fast, .y = y, .y_stride = 16,
                             .scratch = scratch, .cancel = &cancel };
     for (int t = 0; t < n_tables; t++) {
-        pack_rows(tables[t], dtype, rounded, panel, m, x, COLUMNS);
+        pack_rows(tables[t], dtype, fast, panel, m, x, COLUMNS);
         tables[t]->gemm(&g);
         if (t == 0) memcpy(expected, y, sizeof expected);
         if (isfinite(extreme))
             for (int r = 0; r < m; r++)
-                CHECK(same(y + 16 * r, expected, 16), "%s differs: dtype %d, rounded %d, %d rows, bytes %d, input %g",
-                      tables[t]->name, dtype, rounded, m, fill, (double)extreme);
+                CHECK(same(y + 16 * r, expected, 16), "%s differs: dtype %d, fast %d, %d rows, bytes %d, input %g",
+                      tables[t]->name, dtype, fast, m, fill, (double)extreme);
         else
             for (int i = 0; i < 16 * m; i++)
                 CHECK(y[i] != y[i], "%s: dtype %d hides %g", tables[t]->name, dtype, (double)extreme);
@@ -199,7 +199,7 @@ static void check_extreme_product(int dtype, int rounded, int m, int fill, float
     double sum = 0;
     for (int k = 0; k < COLUMNS; k++)
         sum += weight_at(dtype, w, strip_bytes, COLUMNS, 3, k) *
-               (rounded ? rounded_input_at : input_at)(dtype, x, COLUMNS, k);
+               (fast ? fast_input_at : input_at)(dtype, x, COLUMNS, k);
     if (isfinite(extreme))
         CHECK(fabs((double)expected[3] - sum) <= 1e-5 * fabs(sum) + 1e-30,
               "dtype %d, bytes %d, input %g: %g, expected %g", dtype, fill, (double)extreme, (double)expected[3], sum);
@@ -212,8 +212,8 @@ static void quantized_products_handle_extreme_inputs(void) {
         for (int fill = 0; fill < 256; fill += 15 * sparser(8))
             for (size_t i = 0; i < ARRAY_LEN(extremes); i++) {
                 check_extreme_product(dtype, 0, 1, fill, extremes[i]);
-                for (int rounded = 0; rounded < 2 && input_type_of(dtype) == INPUT_INT16; rounded++)
-                    check_extreme_product(dtype, rounded, MOST, fill, extremes[i]);
+                for (int fast = 0; fast < 2 && input_type_of(dtype) == INPUT_INT16; fast++)
+                    check_extreme_product(dtype, fast, MOST, fill, extremes[i]);
             }
 }
 
@@ -246,7 +246,7 @@ static void small_bf16_numbers_keep_their_bits(void) {
                    ldexpf((float)random_below(&state, 65536) - 32768, -82 + random_below(&state, 80));
         if (round % 5 == 4) x[COLUMNS + 7] = round % 2 ? NAN : INFINITY;   // of the second row
         const struct gemm g = { .dtype = LLAMAC_BF16, .w = (uint8_t *)w, .strip_bytes = strip_bytes, .last = 3,
-                                .rows = ROWS, .columns = COLUMNS, .x = panels, .m = m, .rounded = 1, .y = y,
+                                .rows = ROWS, .columns = COLUMNS, .x = panels, .m = m, .fast = 1, .y = y,
                                 .y_stride = ROWS, .scratch = scratch, .cancel = &cancel };
         for (int t = 0; t < n_tables; t++) {
             pack_rows(tables[t], LLAMAC_BF16, 1, panels, m, x, COLUMNS);
@@ -273,8 +273,8 @@ static void inputs_are_rounded_to_eight_bits_and_a_factor(void) {
             x[k] = k == 0 ? 16319 : ldexpf(round % 8 ? x[k] : 1, random_below(&state, 1 + k % 14));
         if (round % 8 == 0)
             for (int i = 0; i < 32; i++) x[32 + i] = 127.5f * (float)(1 + round / 8 % 127) - (float)i / 32;
-        tables[0]->pack_product(panel_row(panel, 1, PANEL_ROWS, input_words(INPUT_INT16, COLUMNS), 0), x, COLUMNS, 1,
-                                1);
+        const struct panel_row to = panel_row(panel, 1, PANEL_ROWS, input_words(INPUT_INT16, COLUMNS), 0);
+        tables[0]->pack_int16_product(to, x, COLUMNS, 1, 1);
         for (int k = 0; k < COLUMNS; k++) {
             const int block = k / 128 * 128, groups = min_int(4, (COLUMNS - block + 31) / 32);
             const int32_t *words = panel + input_words(INPUT_INT16, block);
@@ -282,7 +282,7 @@ static void inputs_are_rounded_to_eight_bits_and_a_factor(void) {
             float scale;
             memcpy(codes, words, 64 * (size_t)groups), memcpy(&scale, words + groups * INT16_GROUP_WORDS, 4);
             const double found = codes[k - block] * (double)scale;
-            const double expected = rounded_input_at(LLAMAC_Q8_0, x, COLUMNS, k);
+            const double expected = fast_input_at(LLAMAC_Q8_0, x, COLUMNS, k);
             CHECK(fabs(found - expected) <= 1e-6 * fabs(expected), "column %d: %g, expected %g", k, found, expected);
             int most = 0, shared = 0;   // a group's codes are at most 127 times what they have in common
             for (int i = k / 32 * 32 - block; i < k / 32 * 32 - block + 32; i++) {
@@ -545,7 +545,7 @@ static void measuring_loops_do_the_work_that_they_report(void) {
             double (*const peak)(int, float *) = tables[t]->peak[i / 2][i % 2];
             result = NAN;
             const double once = peak(1, &result);
-            CHECK(once > 0 && result == result, "%s: %g multiply-adds of input type %d, rounded %d", tables[t]->name,
+            CHECK(once > 0 && result == result, "%s: %g multiply-adds of input type %d, fast %d", tables[t]->name,
                   once, i / 2, i % 2);
             CHECK(peak(3, &result) == 3 * once, "%s: three passes, input type %d", tables[t]->name, i / 2);
         }

@@ -10,7 +10,7 @@ void reference_fill(int dtype, uint8_t *w, int rows, int columns, float limit, u
 
 // y (m, rows) = the product of x (m, columns) with w; the other arguments as in struct gemm. With rounds_inputs, the
 // rows of x are rounded to 8 bits first.
-void reference_product(int dtype, const uint8_t *w, int rows, int columns, const float *x, int m, int rounded,
+void reference_product(int dtype, const uint8_t *w, int rows, int columns, const float *x, int m, int fast,
                        int rounds_inputs, const float *scales, const float *bias, const float *row_weights,
                        int accumulate, int accumulate_copy, float *y, float *copy) {
     const struct kernels *kernels = &kernels_scalar;
@@ -25,11 +25,11 @@ void reference_product(int dtype, const uint8_t *w, int rows, int columns, const
         const float row_scale = rounds_inputs ? kernels->round_row(row, columns, copied) : 0;
         if (rounds_inputs) row = copied;
         if (rounds_inputs && input == INPUT_INT8) kernels->pack_rounded(to, row, columns, row_scale);
-        else pack_input(kernels, input, to, row, columns, m, rounded);
+        else pack_input(kernels, input, to, row, columns, m, fast);
     }
     const struct gemm g = {
         .dtype = dtype, .w = w, .strip_bytes = valid_strip_bytes(dtype, columns), .last = ceil_div(rows, STRIP_ROWS),
-        .rows = rows, .columns = columns, .x = panels, .m = m, .rounded = rounded, .scales = scales, .bias = bias,
+        .rows = rows, .columns = columns, .x = panels, .m = m, .fast = fast, .scales = scales, .bias = bias,
         .y = y, .y_stride = (size_t)rows, .accumulate = accumulate, .row_weights = row_weights, .copy = copy,
         .accumulate_copy = accumulate_copy, .scratch = scratch, .cancel = &cancel,
     };
