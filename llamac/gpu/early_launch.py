@@ -16,7 +16,7 @@ OLDEST = (9, 0)  # the compute capability with such launches
 OLDEST_DRIVER = 12040  # of CUDA 12.4, which captures them in graphs
 # Kernels that wait. A test compares this with their code (tests/gpu/test_machine_code.py).
 EARLY = re.compile(
-    r"product_(?!b?f\d)\w+_(one|few)(_rounded)?|(round_and_)?pack_\w+|heads_\w+|norm_rows|activate|scale_numbers"
+    r"product_(?!b?f\d)\w+_(one|few)(_fast)?|(round_and_)?pack_\w+|heads_\w+|norm_rows|activate|scale_numbers"
 )
 _STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 

@@ -41,7 +41,7 @@ class Form(IntEnum):
     F32 = 0
     INT8 = 1
     INT16 = 2
-    ROUNDED = 3
+    FAST = 3  # with int16 inputs and fast numerics
     BF16 = 4  # floats, rounded to bf16
 
     @property
@@ -106,7 +106,7 @@ def form_of(dtype: int, *, fast: bool) -> Form:
         return Form.BF16 if fast and name == "bf16" else Form.F32
     if name in CODEBOOKS:
         return Form.INT8
-    return Form.ROUNDED if fast else Form.INT16
+    return Form.FAST if fast else Form.INT16
 
 
 def input_row_bytes(form: Form, columns: int) -> int:
@@ -115,7 +115,7 @@ def input_row_bytes(form: Form, columns: int) -> int:
         return 4 * columns
     blocks = ceil_div(columns, BLOCK_COLUMNS)
     codes = 256 if form is Form.INT16 else 128
-    floats = {Form.INT8: 4 + 4, Form.INT16: 4 + 1, Form.ROUNDED: 4 + 4 + 1}[form]
+    floats = {Form.INT8: 4 + 4, Form.INT16: 4 + 1, Form.FAST: 4 + 4 + 1}[form]
     return ceil_div(blocks * (codes + 4 * floats), 64) * 64
 
 
@@ -287,7 +287,7 @@ def _launch_products(
     shape, (tiles, heads) = parts[0].matrix, grid
     values = _product_arguments(parts, m, x, e)
     rows = "many" if many else "one" if m == 1 and not x[0] and not form.is_float else "few"
-    name = f"product_{_NAMES[shape.dtype]}_{rows}{'_rounded' if form is Form.ROUNDED else ''}"
+    name = f"product_{_NAMES[shape.dtype]}_{rows}{'_fast' if form is Form.FAST else ''}"
     if many:
         strips = MANY_STRIPS[0] if form.is_float else _many_strips(driver, parts, tiles * heads)
         driver.launch(name, (tiles, _blocks(parts, strips), heads), _WARP * strips, values)

@@ -134,7 +134,7 @@ def test_activations(reference: LayerReference, device: Emulator, activation: in
         assert same_bits(get(device, at, np.float32, up.size), expected)
 
 
-@pytest.mark.parametrize("form", [Form.INT8, Form.INT16, Form.ROUNDED])
+@pytest.mark.parametrize("form", [Form.INT8, Form.INT16, Form.FAST])
 def test_rows_are_packed_as_they_are_computed(device: Emulator, form: Form) -> None:
     random = np.random.default_rng(form)
     x, weight = random.standard_normal((3, 300), np.float32), random.standard_normal(300, np.float32)
@@ -438,7 +438,7 @@ def test_attention(
     expected = np.array([[result(r, i) for i in range(shape.n)] for r in range(len(positions))])
     added = address(device, biases), farthest or 0
     inputs = layers.AttentionInputs(address(device, q), 0.0, address(device, scales), window, soft_cap, *added)
-    forms = (Form.INT8, Form.INT16, Form.ROUNDED, Form.INT8) if shape.value_dim % 128 == 0 else (Form.F32,) * 4
+    forms = (Form.INT8, Form.INT16, Form.FAST, Form.INT8) if shape.value_dim % 128 == 0 else (Form.F32,) * 4
     width = shape.n * shape.value_dim
     divisions = [(multiprocessors, 1 << 24) for multiprocessors in (1, 4, 1000)]
     for (multiprocessors, partial_bytes), form in zip([*divisions, (1000, 0)], forms, strict=True):

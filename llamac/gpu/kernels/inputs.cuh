@@ -5,7 +5,7 @@
 //     form            codes of a group                            then floats, if nothing else is said
 //     INPUTS_INT16    64 bytes: x = 128 h + l, with h and l in    per group the sum of the codes; per block the scale
 //                     int8; 4 times h of 8 columns, then l
-//     INPUTS_ROUNDED  32 bytes: h, as fast numerics define it     per group the sum of the inputs, factor * (sum of
+//     INPUTS_FAST     32 bytes: h, as fast numerics define it     per group the sum of the inputs, factor * (sum of
 //                                                                 h); per group the factor; per block the scale
 //     INPUTS_INT8     32 bytes; 4 times those of 8 columns, as    per group the sums of the codes of its halves, two
 //                     nibbles of q4: columns 0, 4, 1, 5, 2, 6,    int16; per group the scale
@@ -17,7 +17,7 @@
 #include "device.cuh"
 #include "dtype.h"
 
-enum input_form { INPUTS_F32, INPUTS_INT8, INPUTS_INT16, INPUTS_ROUNDED, INPUTS_BF16 };
+enum input_form { INPUTS_F32, INPUTS_INT8, INPUTS_INT16, INPUTS_FAST, INPUTS_BF16 };
 
 static __device__ __forceinline__ float element(const float4 &x, int i) {
     return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w;
@@ -35,7 +35,7 @@ static __device__ __forceinline__ constexpr input_layout input_layout_of(int for
     // whole blocks, so that the 4 sums of a block are read together
     const int blocks = blocks_of(columns), groups = blocks * BLOCK_GROUPS;
     const int sums = groups * group_input_bytes(form), factors = sums + 4 * groups,
-              scales = factors + (form == INPUTS_ROUNDED ? 4 * groups : 0),
+              scales = factors + (form == INPUTS_FAST ? 4 * groups : 0),
               end = scales + 4 * (form == INPUTS_INT8 ? groups : blocks);
     return { sums, factors, scales, (end + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES };
 }

@@ -3,14 +3,14 @@
 #include "packing.cuh"
 
 #define ROUNDED_ROW_MIN 1e-5f       // as in csrc/kernels.h
-#define ROUNDED_BF16_MIN 0x1p-64f   // the same
+#define FAST_BF16_MIN 0x1p-64f      // the same
 enum { ROUNDING_WARPS = 8 };
 
 // x rounded to bf16, as rounded_bf16 of csrc/kernels_bf16.h.
 static __device__ __forceinline__ float rounded_bf16(float x) {
     const uint32_t bits = __float_as_uint(x), nearest = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000;
     if (x != x) return x;
-    return v16_abs(x) < ROUNDED_BF16_MIN ? 0 : __uint_as_float(nearest);
+    return v16_abs(x) < FAST_BF16_MIN ? 0 : __uint_as_float(nearest);
 }
 
 // A warp stores a block of a row of inputs.
@@ -91,5 +91,5 @@ static __device__ __forceinline__ void round_and_pack(const float *x, int column
 PACK(f32, INPUTS_F32)
 PACK(int8, INPUTS_INT8)
 PACK(int16, INPUTS_INT16)
-PACK(rounded, INPUTS_ROUNDED)
+PACK(fast, INPUTS_FAST)
 PACK(bf16, INPUTS_BF16)

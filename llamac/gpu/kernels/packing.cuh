@@ -6,7 +6,7 @@
 #include "codes.cuh"
 #include "inputs.cuh"
 
-#define ROUNDED_LIMIT 127.49609375f   // less than 127.5: csrc/kernels.h
+#define FAST_LIMIT 127.49609375f   // less than 127.5: csrc/kernels.h
 
 enum { GROUP_LANES = 8 };   // that hold a group: each lane has 4 columns
 
@@ -47,10 +47,10 @@ static __device__ __forceinline__ void pack_block(const float (&x)[4], int block
                      : row_scale == 0    ? scaled<GROUP_LANES>(x, INT8_LIMIT)
                                          : of_row_scale(x, row_scale);
     float factor = 1;
-    if (form == INPUTS_ROUNDED) {
+    if (form == INPUTS_FAST) {
         float top = 0;
         for (int i = 0; i < 4; i++) top = v16_max(v16_abs(numbers.x[i]), top);
-        factor = __fadd_rn(1, (float)(int)__fmul_rn(group_max<GROUP_LANES>(top), 1 / ROUNDED_LIMIT));
+        factor = __fadd_rn(1, (float)(int)__fmul_rn(group_max<GROUP_LANES>(top), 1 / FAST_LIMIT));
         const float smaller = __fdiv_rn(1, factor);
         for (int i = 0; i < 4; i++) numbers.x[i] = __fmul_rn(numbers.x[i], smaller);
     }
@@ -65,13 +65,13 @@ static __device__ __forceinline__ void pack_block(const float (&x)[4], int block
         if (leads_group) ((uint32_t *)sums)[group] = (sum & 0xffff) | (uint32_t)of_half << 16;
     }
     codes[lane % GROUP_LANES] = word;
-    if (form == INPUTS_ROUNDED) sum = sum_of_group(sum);
-    if (form == INPUTS_ROUNDED && leads_group) {
+    if (form == INPUTS_FAST) sum = sum_of_group(sum);
+    if (form == INPUTS_FAST && leads_group) {
         sums[group] = __fmul_rn(factor, (float)sum);
         ((float *)(void *)(to + layout.factors))[group] = factor;
     }
     if (form == INPUTS_INT8 && leads_group) scales[group] = numbers.scale;
-    if (form == INPUTS_ROUNDED && lane == 0) scales[block] = numbers.scale;
+    if (form == INPUTS_FAST && lane == 0) scales[block] = numbers.scale;
 }
 
 // The same for row `row` of inputs, in a form that is known at run time. INPUTS_F32: nothing.
@@ -79,6 +79,6 @@ INLINE void pack_block_of(int form, const float (&x)[4], int block, int columns,
     unsigned char *const to = inputs + row * input_layout_of(form, columns).end;
     if (form == INPUTS_INT8) pack_block<INPUTS_INT8>(x, block, columns, to);
     if (form == INPUTS_INT16) pack_block<INPUTS_INT16>(x, block, columns, to);
-    if (form == INPUTS_ROUNDED) pack_block<INPUTS_ROUNDED>(x, block, columns, to);
+    if (form == INPUTS_FAST) pack_block<INPUTS_FAST>(x, block, columns, to);
 }
 #endif

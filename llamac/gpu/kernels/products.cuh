@@ -7,7 +7,7 @@
 #include "products_many.cuh"
 
 // product_NAME_one for one row, product_NAME_few and product_NAME_many; of dtypes with int16 inputs, the same with
-// _rounded after them for fast numerics. With one row, a multiprocessor holds 32 warps if blocks have 128 columns; with
+// _fast after them for fast numerics. With one row, a multiprocessor holds 32 warps if blocks have 128 columns; with
 // 256 columns, or more rows, too many registers would be spilled.
 #define PRODUCT_OF_FORM(name, dtype, form, suffix) \
     extern "C" __global__ void __launch_bounds__(FEW_THREADS, dtype_of<dtype>::parts == 1 ? 2 : 1) \
@@ -23,5 +23,5 @@
 #define PRODUCT_INT8(name, dtype) PRODUCT_OF_FORM(name, dtype, INPUTS_INT8, )
 #define PRODUCT_INT16(name, dtype) \
     PRODUCT_OF_FORM(name, dtype, INPUTS_INT16, ) \
-    PRODUCT_OF_FORM(name, dtype, INPUTS_ROUNDED, _rounded)
+    PRODUCT_OF_FORM(name, dtype, INPUTS_FAST, _fast)
 #endif

@@ -81,7 +81,7 @@ template <int form> struct loaded_inputs {
         for (int n = 0; n < own_rows; n++) {
             if (dtype_of<D>::info.has_minimums)
                 row_sums[n] = ((const float4 *)(const void *)(rows[n] + layout.sums))[block];
-            if (form == INPUTS_ROUNDED)
+            if (form == INPUTS_FAST)
                 row_factors[n] = ((const float4 *)(const void *)(rows[n] + layout.factors))[block];
         }
     }

@@ -30,7 +30,7 @@ static __device__ __forceinline__ void copy_block(input_stage<form> &to, const u
     if (row >= n) return;
     const unsigned char *const of_row = rows[row];
     if (dtype_of<D>::info.has_minimums) copy_async(&to.sums[row], of_row + layout.sums + 16 * block);
-    if (form == INPUTS_ROUNDED) copy_async(&to.factors[row], of_row + layout.factors + 16 * block);
+    if (form == INPUTS_FAST) copy_async(&to.factors[row], of_row + layout.factors + 16 * block);
     if (form == INPUTS_INT8) copy_async(&to.scales[BLOCK_GROUPS * row], of_row + layout.scales + 16 * block);
     else copy_async4(&to.scales[row], of_row + layout.scales + 4 * block);
 }

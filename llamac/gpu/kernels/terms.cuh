@@ -4,7 +4,7 @@
 #define LLAMAC_TERMS_CUH
 #include "weights.cuh"
 
-// The exact sums over span `span` of a group: codes times inputs, in units of the factor with INPUTS_ROUNDED.
+// The exact sums over span `span` of a group: codes times inputs, in units of the factor with INPUTS_FAST.
 // codes: the lane's operand B, 4 words (high, then low halves) of INPUTS_INT16, else 2.
 template <int D, int form>
 static __device__ __forceinline__ void multiply_span(int (&sums)[4], const uint32_t (&a)[4], uint4 codes, int span,
@@ -33,7 +33,7 @@ static __device__ __forceinline__ void block_terms(float (&terms)[dtype_of<D>::t
 #pragma unroll
     for (int n = 0; n < own_rows; n++) {
         if (T::info.has_minimums) input_sums[n] = inputs.sums(n);
-        if (form == INPUTS_ROUNDED) factors[n] = inputs.factors(n);
+        if (form == INPUTS_FAST) factors[n] = inputs.factors(n);
     }
 #pragma unroll
     for (int i = 0; i < 4; i++) terms[0][i] = 0;
@@ -54,7 +54,7 @@ static __device__ __forceinline__ void block_terms(float (&terms)[dtype_of<D>::t
                     continue;
                 }
                 float sum = (float)sums[i];
-                if (form == INPUTS_ROUNDED) sum = __fmul_rn(sum, element(factors[i % 2], g));
+                if (form == INPUTS_FAST) sum = __fmul_rn(sum, element(factors[i % 2], g));
                 terms[0][i] = __fmaf_rn(sum, w.scales[at][i / 2], terms[0][i]);
             }
         }
