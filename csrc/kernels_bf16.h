@@ -70,9 +70,9 @@ INLINE void multiply_bf16_pairs(const int exactly, const int S, const int T, con
     FOR_TILE(i, t) v16_store(sums + 16 * (i * T + t), c[i][t]);
 }
 
-INLINE void micro_kernel_bf16_pairs(const int dtype, const int form, const int S, const int T, const uint8_t *w,
+INLINE void micro_kernel_bf16_pairs(const int dtype, const int variant, const int S, const int T, const uint8_t *w,
                                     size_t strip_bytes, const void *inputs, int columns, float *sums) {
-    (void)dtype, (void)form;
+    (void)dtype, (void)variant;
     int exactly = !has_bf16_pairs();
     UNROLL for (int i = 0; i < S; i++) exactly |= has_small_weights(w + (size_t)i * strip_bytes);
     if (exactly) multiply_bf16_pairs(1, S, T, w, strip_bytes, inputs, columns, sums);

@@ -33,7 +33,7 @@ enum {
 INLINE void micro_kernel_float(const int dtype, const int x_stride, const int S, const int T, const uint8_t *w,
                                size_t strip_bytes, const void *inputs, int columns, float *sums) {
     const float *x = inputs;
-    v16 c[4][PANEL_ROWS];
+    v16 c[GEMM_STRIPS][PANEL_ROWS];
     const size_t step = 16 * element_bytes(dtype);
     FOR_TILE(s, t) c[s][t] = v16_load(sums + 16 * (s * T + t));
     for (int k = 0; k < columns; k++, w += step, x += x_stride ? 1 : T) {
@@ -53,30 +53,30 @@ INLINE void micro_kernel_float(const int dtype, const int x_stride, const int S,
 INLINE int tile_strips(int T, int accumulators) { return max_int(1, min_int(GEMM_STRIPS, accumulators / T)); }
 
 #if !defined(SIMD_NARROW)
-enum { NARROW_TILE_ACCS = 1 };
+enum { NARROW_TILE_ACCS = 1 };   // no panel is narrow, but tile_accumulators names the constant
 #endif
 
-// Multiplies a tile of S strips by the T rows of a panel: sums[S][T][16] += w x over `columns` columns. dtype and form
-// are compile-time constants. form: of float weights, the x_stride above; of quantized ones, whether they are unpacked,
-// and the panel narrow, or block scales are multiplied as integers.
-enum { UNPACKED = 1, UNPACKED_FOR_NARROW, UNPACKED_FOR_INTEGER_SCALES };
-typedef void micro_kernel(int dtype, int form, int S, int T, const uint8_t *w, size_t strip_bytes, const void *x,
+// Multiplies a tile of S strips by the T rows of a panel: sums[S][T][16] += w x over `columns` columns. dtype and
+// variant are compile-time constants. variant: of float weights, the x_stride above; of quantized ones, whether they
+// are unpacked, and the panel narrow, or block scales are multiplied as integers.
+enum { PACKED, UNPACKED, UNPACKED_FOR_NARROW, UNPACKED_FOR_INTEGER_SCALES };
+typedef void micro_kernel(int dtype, int variant, int S, int T, const uint8_t *w, size_t strip_bytes, const void *x,
                           int columns, float *sums);
 
 // The accumulators that fit into registers.
-INLINE int tile_accumulators(int input, int form) {
-    if (input == INPUT_INT16 && form == UNPACKED_FOR_NARROW) return NARROW_TILE_ACCS;
+INLINE int tile_accumulators(int input, int variant) {
+    if (input == INPUT_INT16 && variant == UNPACKED_FOR_NARROW) return NARROW_TILE_ACCS;
     if (is_float_input(input)) return FLOAT_TILE_ACCS;
     return input == INPUT_INT8 ? (int)INT8_TILE_ACCS : (int)INT16_TILE_ACCS;
 }
 
 // All strips of a group against one panel of T rows: sums[strip][T][16]. A single row with quantized weights alternates
 // between the strips block by block: several concurrent memory streams are faster than one.
-SPECIALIZED void multiply_panel(micro_kernel *const micro, const int dtype, const int form, const int T,
+SPECIALIZED void multiply_panel(micro_kernel *const micro, const int dtype, const int variant, const int T,
                                 const uint8_t *w, size_t strip_bytes, int strips, const void *inputs, int columns,
                                 float *sums) {
-    const int input = input_type_of(dtype), S = tile_strips(T, tile_accumulators(input, form));
-    const int step = !is_float_input(input) && T == 1 && !form ? block_columns(dtype) : columns;
+    const int input = input_type_of(dtype), S = tile_strips(T, tile_accumulators(input, variant));
+    const int step = !is_float_input(input) && T == 1 && variant == PACKED ? block_columns(dtype) : columns;
     for (int k = 0; k < columns; k += step) {
         const int n = min_int(step, columns - k);
         const uint8_t *at = w;
@@ -84,10 +84,10 @@ SPECIALIZED void multiply_panel(micro_kernel *const micro, const int dtype, cons
         const int32_t *x = (const int32_t *)inputs + input_words(input, k) * (size_t)T;
         int s = 0;
         for (; s + S <= strips; s += S)
-            micro(dtype, form, S, T, at + (size_t)s * strip_bytes, strip_bytes, x, n,
+            micro(dtype, variant, S, T, at + (size_t)s * strip_bytes, strip_bytes, x, n,
                   sums + (size_t)s * 16 * (size_t)T);
         for (; s < strips; s++)
-            micro(dtype, form, 1, T, at + (size_t)s * strip_bytes, strip_bytes, x, n,
+            micro(dtype, variant, 1, T, at + (size_t)s * strip_bytes, strip_bytes, x, n,
                   sums + (size_t)s * 16 * (size_t)T);
     }
 }

@@ -151,10 +151,10 @@ INLINE void multiply_span(const int dtype, const int unpacked, const int S, cons
     }
 }
 
-INLINE void micro_kernel_int16(const int dtype, const int unpacked, const int S, const int T, const uint8_t *w,
+INLINE void micro_kernel_int16(const int dtype, const int variant, const int S, const int T, const uint8_t *w,
                                size_t strip_bytes, const void *inputs, int columns, float *sums) {
     const int32_t *x = inputs;
-    const int R = int16_rows_per_acc(T), spans = group_spans(dtype);
+    const int unpacked = variant != PACKED, R = int16_rows_per_acc(T), spans = group_spans(dtype);
     const lut codebook = codebook_load(dtype);
     for (int k = 0; k < columns; k += block_columns(dtype)) {
         const int all_groups = min_int(block_groups(dtype), ceil_div(columns - k, GROUP_COLUMNS));

@@ -76,11 +76,12 @@ INLINE v16 int8_integers_to_float(int8_scaled w) { return int8_scaled_to_float(w
 // Dot products over part h of a group, a half or all of it, before scaling. s: the part's block scales, which are
 // s_stride bytes apart in the strips. x: the group's words.
 typedef struct { int8_row_acc v[GEMM_STRIPS][PANEL_ROWS]; } int8_acc_tile;
-INLINE void multiply_part(const int dtype, const int form, const int S, const int T, const int h, lut codebook,
+INLINE void multiply_part(const int dtype, const int variant, const int S, const int T, const int h, lut codebook,
                           const uint8_t *s, size_t s_stride, const uint8_t *codes, size_t strip_bytes,
                           const int32_t *x, int8_acc_tile *to) {
-    const int unpacked = form != 0, R = int8_rows_per_acc(unpacked), parts = sums_per_group(dtype), words = 8 / parts;
-    const int32_t shift = form == UNPACKED_FOR_INTEGER_SCALES && h == 0 ? FIRST_SUMS_SHIFT : 0;
+    const int unpacked = variant != PACKED, R = int8_rows_per_acc(unpacked);
+    const int parts = sums_per_group(dtype), words = 8 / parts;
+    const int32_t shift = variant == UNPACKED_FOR_INTEGER_SCALES && h == 0 ? FIRST_SUMS_SHIFT : 0;
     const int32_t *compensation = x + (COMPENSATION_WORD + h) * T;
     int8_acc c[GEMM_STRIPS][PANEL_ROWS];
     grid_offsets grid[GEMM_STRIPS];
@@ -110,18 +111,18 @@ INLINE block_scales half_scales(const int unpacked, const int h, const uint8_t *
 }
 
 // One row's sums over a group's first half, scaled; and over both halves.
-INLINE int8_scaled scale_first(const int form, int8_row_acc d, block_scales s) {
-    return form == UNPACKED_FOR_INTEGER_SCALES ? int8_scale_integers(d, s) : int8_scale(d, s);
+INLINE int8_scaled scale_first(const int variant, int8_row_acc d, block_scales s) {
+    return variant == UNPACKED_FOR_INTEGER_SCALES ? int8_scale_integers(d, s) : int8_scale(d, s);
 }
-INLINE v16 scale_second(const int form, int8_scaled first, int8_row_acc d, block_scales s) {
-    if (form == UNPACKED_FOR_INTEGER_SCALES) return int8_integers_to_float(int8_scale_add_integers(first, d, s));
+INLINE v16 scale_second(const int variant, int8_scaled first, int8_row_acc d, block_scales s) {
+    if (variant == UNPACKED_FOR_INTEGER_SCALES) return int8_integers_to_float(int8_scale_add_integers(first, d, s));
     return int8_scaled_to_float(int8_scale_add(first, d, s));
 }
 
-INLINE void micro_kernel_int8(const int dtype, const int form, const int S, const int T, const uint8_t *w,
+INLINE void micro_kernel_int8(const int dtype, const int variant, const int S, const int T, const uint8_t *w,
                               size_t strip_bytes, const void *inputs, int columns, float *sums) {
     const int32_t *x = inputs;
-    const int unpacked = form != 0;
+    const int unpacked = variant != PACKED;
     const lut codebook = lut_load(dtype_table[dtype].codebook, INT8_BIAS);
     const int carried = S * T <= MAX_CARRIED_SUMS;
     const size_t s_stride = stores_scales(dtype) ? strip_bytes : 0;
@@ -136,22 +137,22 @@ INLINE void micro_kernel_int8(const int dtype, const int form, const int S, cons
             const uint8_t *s1 = halves_have_scales(dtype) ? s0 + STRIP_ROWS : s0;   // of the group's second half
             int8_acc_tile c;
             struct { int8_scaled v[GEMM_STRIPS][PANEL_ROWS]; } sum;
-            multiply_part(dtype, form, S, T, 0, codebook, s0, s_stride, codes, strip_bytes, x, &c);
+            multiply_part(dtype, variant, S, T, 0, codebook, s0, s_stride, codes, strip_bytes, x, &c);
             if (sums_per_group(dtype) == 2) {
                 UNROLL for (int i = 0; i < S; i++) {
                     const block_scales scale =
                         half_scales(unpacked, 0, s0 + (size_t)i * s_stride, codes + (size_t)i * strip_bytes);
-                    UNROLL for (int t = 0; t < T; t++) sum.v[i][t] = scale_first(form, c.v[i][t], scale);
+                    UNROLL for (int t = 0; t < T; t++) sum.v[i][t] = scale_first(variant, c.v[i][t], scale);
                 }
                 SPILL_SUMS(sum, S * T);
                 if (!carried) COMPILER_BARRIER();
-                multiply_part(dtype, form, S, T, 1, codebook, s1, s_stride, codes, strip_bytes, x, &c);
+                multiply_part(dtype, variant, S, T, 1, codebook, s1, s_stride, codes, strip_bytes, x, &c);
             }
             UNROLL for (int i = 0; i < S; i++) {
                 const block_scales scale =
                     half_scales(unpacked, 1, s1 + (size_t)i * s_stride, codes + (size_t)i * strip_bytes);
                 UNROLL for (int t = 0; t < T; t++) {
-                    const v16 dot = sums_per_group(dtype) == 2 ? scale_second(form, sum.v[i][t], c.v[i][t], scale)
+                    const v16 dot = sums_per_group(dtype) == 2 ? scale_second(variant, sum.v[i][t], c.v[i][t], scale)
                                                                : int8_scaled_to_float(int8_scale(c.v[i][t], scale));
                     if (carried) acc[i][t] = v16_fma_scalar(dot, float_at(x + GROUP_SCALE_WORD * T + t), acc[i][t]);
                     else add_scaled(sums + 16 * (i * T + t), dot, float_at(x + GROUP_SCALE_WORD * T + t));

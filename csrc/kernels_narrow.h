@@ -45,9 +45,9 @@ static void pack_narrow(struct panel_row to, const float *row, int columns) {
     }
 }
 
-INLINE void micro_kernel_narrow(const int dtype, const int form, const int S, const int T, const uint8_t *w,
+INLINE void micro_kernel_narrow(const int dtype, const int variant, const int S, const int T, const uint8_t *w,
                                 size_t strip_bytes, const void *inputs, int columns, float *sums) {
-    (void)form;
+    (void)variant;
     const int32_t *x = inputs;
     const int spans = group_spans(dtype), lines = 8 / spans;
     for (int k = 0; k < columns; k += BLOCK_COLUMNS) {

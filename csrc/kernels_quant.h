@@ -168,37 +168,37 @@ static void pack_int16_product(struct panel_row to, const float *row, int column
     else pack_int16(to, row, columns);
 }
 
-PANEL_KERNEL(panel_kernel_q4, multiply_panel, micro_kernel_int8, LLAMAC_Q4, 0)
-PANEL_KERNEL(panel_kernel_q4s, multiply_panel, micro_kernel_int8, LLAMAC_Q4S, 0)
-PANEL_KERNEL(panel_kernel_q3, multiply_panel, micro_kernel_int8, LLAMAC_Q3, 0)
-PANEL_KERNEL(panel_kernel_q2, multiply_panel, micro_kernel_int8, LLAMAC_Q2, 0)
-PANEL_KERNEL(panel_kernel_t2, multiply_panel, micro_kernel_int8, LLAMAC_T2, 0)
-PANEL_KERNEL(panel_kernel_q8, multiply_panel, micro_kernel_int16, LLAMAC_Q8, 0)
-PANEL_KERNEL(panel_kernel_q8_0, multiply_panel, micro_kernel_int16, LLAMAC_Q8_0, 0)
+PANEL_KERNEL(panel_kernel_q4, multiply_panel, micro_kernel_int8, LLAMAC_Q4, PACKED)
+PANEL_KERNEL(panel_kernel_q4s, multiply_panel, micro_kernel_int8, LLAMAC_Q4S, PACKED)
+PANEL_KERNEL(panel_kernel_q3, multiply_panel, micro_kernel_int8, LLAMAC_Q3, PACKED)
+PANEL_KERNEL(panel_kernel_q2, multiply_panel, micro_kernel_int8, LLAMAC_Q2, PACKED)
+PANEL_KERNEL(panel_kernel_t2, multiply_panel, micro_kernel_int8, LLAMAC_T2, PACKED)
+PANEL_KERNEL(panel_kernel_q8, multiply_panel, micro_kernel_int16, LLAMAC_Q8, PACKED)
+PANEL_KERNEL(panel_kernel_q8_0, multiply_panel, micro_kernel_int16, LLAMAC_Q8_0, PACKED)
 // Codes of fewer bits are unpacked for more than FEW_ROWS rows.
-FEW_ROWS_KERNEL(panel_kernel_q4_0, multiply_panel, micro_kernel_int16, LLAMAC_Q4_0, 0)
-FEW_ROWS_KERNEL(panel_kernel_q4_1, multiply_panel, micro_kernel_int16, LLAMAC_Q4_1, 0)
-FEW_ROWS_KERNEL(panel_kernel_q5_0, multiply_panel, micro_kernel_int16, LLAMAC_Q5_0, 0)
-FEW_ROWS_KERNEL(panel_kernel_q5_1, multiply_panel, micro_kernel_int16, LLAMAC_Q5_1, 0)
-FEW_ROWS_KERNEL(panel_kernel_q4_k, multiply_panel, micro_kernel_int16, LLAMAC_Q4_K, 0)
-FEW_ROWS_KERNEL(panel_kernel_q5_k, multiply_panel, micro_kernel_int16, LLAMAC_Q5_K, 0)
-FEW_ROWS_KERNEL(panel_kernel_q6_k, multiply_panel, micro_kernel_int16, LLAMAC_Q6_K, 0)
-FEW_ROWS_KERNEL(panel_kernel_iq4_nl, multiply_panel, micro_kernel_int16, LLAMAC_IQ4_NL, 0)
-FEW_ROWS_KERNEL(panel_kernel_iq4_xs, multiply_panel, micro_kernel_int16, LLAMAC_IQ4_XS, 0)
-FEW_ROWS_KERNEL(panel_kernel_mxfp4, multiply_panel, micro_kernel_int16, LLAMAC_MXFP4, 0)
-FEW_ROWS_KERNEL(panel_kernel_q6, multiply_panel, micro_kernel_int16, LLAMAC_Q6, 0)
+FEW_ROWS_KERNEL(panel_kernel_q4_0, multiply_panel, micro_kernel_int16, LLAMAC_Q4_0, PACKED)
+FEW_ROWS_KERNEL(panel_kernel_q4_1, multiply_panel, micro_kernel_int16, LLAMAC_Q4_1, PACKED)
+FEW_ROWS_KERNEL(panel_kernel_q5_0, multiply_panel, micro_kernel_int16, LLAMAC_Q5_0, PACKED)
+FEW_ROWS_KERNEL(panel_kernel_q5_1, multiply_panel, micro_kernel_int16, LLAMAC_Q5_1, PACKED)
+FEW_ROWS_KERNEL(panel_kernel_q4_k, multiply_panel, micro_kernel_int16, LLAMAC_Q4_K, PACKED)
+FEW_ROWS_KERNEL(panel_kernel_q5_k, multiply_panel, micro_kernel_int16, LLAMAC_Q5_K, PACKED)
+FEW_ROWS_KERNEL(panel_kernel_q6_k, multiply_panel, micro_kernel_int16, LLAMAC_Q6_K, PACKED)
+FEW_ROWS_KERNEL(panel_kernel_iq4_nl, multiply_panel, micro_kernel_int16, LLAMAC_IQ4_NL, PACKED)
+FEW_ROWS_KERNEL(panel_kernel_iq4_xs, multiply_panel, micro_kernel_int16, LLAMAC_IQ4_XS, PACKED)
+FEW_ROWS_KERNEL(panel_kernel_mxfp4, multiply_panel, micro_kernel_int16, LLAMAC_MXFP4, PACKED)
+FEW_ROWS_KERNEL(panel_kernel_q6, multiply_panel, micro_kernel_int16, LLAMAC_Q6, PACKED)
 
 // Unpacked codes of int16 inputs: by tiles above PANEL_ROWS rows, where the kernel set has them.
 #define UNPACKED_KERNEL(name, dtype) \
-    ALL_HEIGHTS(name, multiply_panel, micro_kernel_int16, dtype, 1) \
+    ALL_HEIGHTS(name, multiply_panel, micro_kernel_int16, dtype, UNPACKED) \
     TILE_HEIGHTS(name, dtype) \
     static panel_kernel *const name[] = { NULL, name##_x1, name##_x2, name##_x3, name##_x4, name##_x5, name##_x6 \
                                           TILE_ENTRIES(name) };
 // Unpacked, dtypes with int8 inputs have the same layout. With SIMD_GROUP_SUMS, those whose halves of groups have the
 // same scales, q4s and t2, have a faster kernel.
-PANEL_KERNEL(panel_kernel_q4_unpacked, multiply_panel, micro_kernel_int8, LLAMAC_Q4, 1)
+PANEL_KERNEL(panel_kernel_q4_unpacked, multiply_panel, micro_kernel_int8, LLAMAC_Q4, UNPACKED)
 #ifdef SIMD_GROUP_SUMS
-PANEL_KERNEL(panel_kernel_q4s_unpacked, multiply_panel, micro_kernel_int8, LLAMAC_Q4S, 1)
+PANEL_KERNEL(panel_kernel_q4s_unpacked, multiply_panel, micro_kernel_int8, LLAMAC_Q4S, UNPACKED)
 #else
 #define panel_kernel_q4s_unpacked panel_kernel_q4_unpacked
 #endif
