@@ -123,55 +123,50 @@ static void divide_heads(const struct worker *w, const struct product *products,
 }
 
 // The first products of a layer, of the same inputs.
-struct products { struct product products[MAX_CONSUMERS]; int n; };
+struct products { struct product list[MAX_CONSUMERS]; int n; };
+
+// Appends a product, which is the next consumer.
+static void append(struct products *p, const struct matrix *m, const float *bias, float *y) {
+    p->list[p->n] = (struct product){ .matrix = m, .consumer = p->n, .bias = bias, .y = y };
+    p->n++;
+}
 
 static struct products products_of(const struct worker *w, int l) {
     const struct scratch *scratch = &w->eval->session->scratch;
     const struct layer *layer = &w->eval->session->model->layers[l];
-    if (layer->record->mixer == MIXER_DELTA_NET)
-        return (struct products){ .n = 4, .products = {
-            { .matrix = &layer->state_qkv, .consumer = 0, .y = scratch->conv_in },
-            { .matrix = &layer->state_z, .consumer = 1, .y = scratch->state_z },
-            { .matrix = &layer->state_beta, .consumer = 2, .y = scratch->state_beta },
-            { .matrix = &layer->state_a, .consumer = 3, .y = scratch->state_decay },
-        } };
-    if (layer->record->mixer == MIXER_SHORT_CONV)
-        return (struct products){ .n = 1, .products = {
-            { .matrix = &layer->conv_in, .consumer = 0, .bias = layer->conv_in_bias, .y = scratch->state_z },
-        } };
-    if (layer->record->kv_lora_rank)
-        return (struct products){ .n = 2, .products = {
-            layer->record->q_lora_rank
-                ? (struct product){ .matrix = &layer->attn_q_a, .consumer = 0, .bias = layer->attn_q_a_bias,
-                                    .y = scratch->q_latent }
-                : (struct product){ .matrix = &layer->attn_q, .consumer = 0, .bias = layer->attn_q_bias,
-                                    .y = scratch->latent_heads },
-            { .matrix = &layer->attn_kv_a, .consumer = 1, .bias = layer->attn_kv_a_bias, .y = scratch->k },
-        } };
-    const struct product queries[] = {
-        { .matrix = &layer->attn_q, .bias = layer->attn_q_bias, .y = scratch->q },
-        { .matrix = &layer->attn_gate, .bias = layer->attn_gate_bias, .y = scratch->attn_gate },
-    }, keys[] = {
-        { .matrix = &layer->attn_k, .bias = layer->attn_k_bias, .y = scratch->k },
-        { .matrix = &layer->attn_v, .bias = layer->attn_v_bias, .y = scratch->v },
-    }, of_mamba2[] = {
-        { .matrix = &layer->state_qkv, .bias = layer->state_qkv_bias, .y = scratch->conv_in },
-        { .matrix = &layer->state_z, .bias = layer->state_z_bias, .y = scratch->state_z },
-        { .matrix = &layer->state_a, .bias = layer->state_a_bias, .y = scratch->state_decay },
-    };
-    const int attends = has_attention(layer->record);
+    const int is_latent = layer->record->kv_lora_rank > 0, attends = has_attention(layer->record) && !is_latent;
     struct products p = { .n = 0 };
-    for (size_t i = 0; i < ARRAY_LEN(queries) && attends && computes_queries(w->eval); i++)
-        p.products[p.n++] = queries[i];
-    for (size_t i = 0; i < ARRAY_LEN(keys) && computes_keys(w->eval, l); i++) p.products[p.n++] = keys[i];
-    for (size_t i = 0; i < ARRAY_LEN(of_mamba2) && has_mamba2(layer->record); i++) p.products[p.n++] = of_mamba2[i];
-    for (int i = 0; i < p.n; i++) p.products[i].consumer = i;
+    if (layer->record->mixer == MIXER_DELTA_NET) {
+        append(&p, &layer->state_qkv, NULL, scratch->conv_in);
+        append(&p, &layer->state_z, NULL, scratch->state_z);
+        append(&p, &layer->state_beta, NULL, scratch->state_beta);
+        append(&p, &layer->state_a, NULL, scratch->state_decay);
+    }
+    if (layer->record->mixer == MIXER_SHORT_CONV) append(&p, &layer->conv_in, layer->conv_in_bias, scratch->state_z);
+    if (is_latent) {
+        if (layer->record->q_lora_rank) append(&p, &layer->attn_q_a, layer->attn_q_a_bias, scratch->q_latent);
+        else append(&p, &layer->attn_q, layer->attn_q_bias, scratch->latent_heads);
+        append(&p, &layer->attn_kv_a, layer->attn_kv_a_bias, scratch->k);
+    }
+    if (attends && computes_queries(w->eval)) {
+        append(&p, &layer->attn_q, layer->attn_q_bias, scratch->q);
+        append(&p, &layer->attn_gate, layer->attn_gate_bias, scratch->attn_gate);
+    }
+    if (attends && computes_keys(w->eval, l)) {
+        append(&p, &layer->attn_k, layer->attn_k_bias, scratch->k);
+        append(&p, &layer->attn_v, layer->attn_v_bias, scratch->v);
+    }
+    if (has_mamba2(layer->record)) {
+        append(&p, &layer->state_qkv, layer->state_qkv_bias, scratch->conv_in);
+        append(&p, &layer->state_z, layer->state_z_bias, scratch->state_z);
+        append(&p, &layer->state_a, layer->state_a_bias, scratch->state_decay);
+    }
     return p;
 }
 
 static struct consumers consumers_of(const struct products *p) {
     struct consumers c = { .n = p->n };
-    for (int i = 0; i < p->n; i++) c.matrices[i] = p->products[i].matrix;
+    for (int i = 0; i < p->n; i++) c.matrices[i] = p->list[i].matrix;
     return c;
 }
 
@@ -185,9 +180,9 @@ static void project_qkv(const struct worker *w, const struct layer *layer, const
     const int by_head = has_whole_heads(w, heads) && layer->heads.dim % STRIP_ROWS == 0 &&
                         layer->record->output_gate != OUTPUT_GATE_HEAD;
     struct strips shares[MAX_CONSUMERS];
-    if (by_head) divide_heads(w, qkv->products, qkv->n, heads, shares);
-    else divide_strips(w, qkv->products, qkv->n, shares);
-    for (int i = 0; i < qkv->n; i++) multiply(w, &qkv->products[i], x, 0, shares[i]);
+    if (by_head) divide_heads(w, qkv->list, qkv->n, heads, shares);
+    else divide_strips(w, qkv->list, qkv->n, shares);
+    for (int i = 0; i < qkv->n; i++) multiply(w, &qkv->list[i], x, 0, shares[i]);
     // The next step reads strips of q, k and v that other members have computed: all of a head in attention, all of a
     // row in a norm over all heads.
     if (!by_head || c->qk_norm == QK_NORM_WHOLE) pool_barrier(w->member);
@@ -196,8 +191,8 @@ static void project_qkv(const struct worker *w, const struct layer *layer, const
 // Computes the first products of a recurrent layer, or of latent attention.
 static void project_all(const struct worker *w, const struct products *p, const struct panels *x) {
     struct strips shares[MAX_CONSUMERS];
-    divide_strips(w, p->products, p->n, shares);
-    for (int i = 0; i < p->n; i++) multiply(w, &p->products[i], x, 0, shares[i]);
+    divide_strips(w, p->list, p->n, shares);
+    for (int i = 0; i < p->n; i++) multiply(w, &p->list[i], x, 0, shares[i]);
     pool_barrier(w->member);   // the convolution, or a norm, reads strips that other members have computed
 }
 
