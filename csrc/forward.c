@@ -52,14 +52,14 @@ static void scale_stream(const struct worker *w, struct residual *stream, float 
     pool_barrier(w->member);   // members read rows that other members have scaled
 }
 
-// Normalizes the stream's rows and packs them as inputs of the consumers. replaces: the result is the new stream.
-static struct panels prepare_stream(const struct worker *w, struct residual *stream, struct norm_weights norm,
-                                    int replaces, float *copy, int keep_normed, struct consumers consumers) {
+// Takes a step with the stream's rows and packs them as inputs of the consumers. The step's `pending` and `stream` are
+// set here. replaces: the result is the new stream.
+static struct panels prepare_stream(const struct worker *w, struct residual *stream, struct norm_step step,
+                                    int replaces, struct consumers consumers) {
     const struct rows rows = { .x = stream->x, .n = w->eval->n_rows,
                                .width = (int)w->eval->session->model->config->dim };
-    const struct norm_step step = { .pending = stream->pending.branch ? &stream->pending : NULL,
-                                    .norm = norm, .copy = copy, .keep_normed = keep_normed,
-                                    .stream = replaces ? stream->spare : NULL };
+    step.pending = stream->pending.branch ? &stream->pending : NULL;
+    step.stream = replaces ? stream->spare : NULL;
     const struct panels p = prepare_inputs(w, rows, &step, consumers);
     if (step.pending || replaces) swap_buffers(stream);
     return p;
@@ -220,20 +220,19 @@ static void norm_and_ffn_hidden(const struct worker *w, struct residual *stream,
     const struct eval *e = w->eval;
     const struct layer *layer = &e->session->model->layers[l];
     const int has_experts = layer->record->ffn == FFN_EXPERTS, has_norms = (int)layer->record->expert_norms;
-    const struct norm_weights norm = { layer->ffn_norm, layer->ffn_norm_bias };
-    struct panels inputs =
-        prepare_stream(w, stream, norm, layer->record->placement == PLACEMENT_NORMED,
-                       observer_of(e, LLAMAC_STAGE_FFN_NORM, l), has_experts && !has_norms,
-                       ffn_consumers(layer, has_norms ? FFN_NETWORK : FFN_NETWORK | FFN_ROUTERS));
+    const struct norm_step step = { .norm = { layer->ffn_norm, layer->ffn_norm_bias },
+                                    .copy = observer_of(e, LLAMAC_STAGE_FFN_NORM, l),
+                                    .keep_normed = has_experts && !has_norms };
+    struct panels inputs = prepare_stream(w, stream, step, layer->record->placement == PLACEMENT_NORMED,
+                                          ffn_consumers(layer, has_norms ? FFN_NETWORK : FFN_NETWORK | FFN_ROUTERS));
     step_done(w, LLAMAC_STEP_FFN_NORM, l);
     ffn_hidden(w, l, &inputs);
     if (has_norms) {
         pool_barrier(w->member);   // other members still read the panels, or have written x
-        const struct norm_weights of_experts = { layer->experts_norm, NULL },
-                                  of_router = { layer->ffn_router_norm, NULL };
-        prepare_stream(w, stream, of_experts, 0, NULL, 1, (struct consumers){ 0 });
-        inputs = prepare_stream(w, stream, of_router, 0, NULL, 0,
-                                ffn_consumers(layer, FFN_ROUTERS));
+        const struct norm_step of_experts = { .norm = { layer->experts_norm, NULL }, .keep_normed = 1 },
+                               of_router = { .norm = { layer->ffn_router_norm, NULL } };
+        prepare_stream(w, stream, of_experts, 0, (struct consumers){ 0 });
+        inputs = prepare_stream(w, stream, of_router, 0, ffn_consumers(layer, FFN_ROUTERS));
     }
     if (has_experts) experts_hidden(w, l, &inputs);
 }
@@ -330,7 +329,7 @@ static void add_layer_embedding(const struct worker *w, struct residual *stream,
     const struct layer *layer = &w->eval->session->model->layers[l];
     float *const branch = w->eval->session->scratch.branch;
     const struct consumers consumers = { { &layer->layer_embedding_gate }, 1 };
-    const struct panels inputs = prepare_stream(w, stream, (struct norm_weights){ 0 }, 0, NULL, 0, consumers);
+    const struct panels inputs = prepare_stream(w, stream, (struct norm_step){ 0 }, 0, consumers);
     layer_embedding(w, l, &inputs, branch);
     pool_barrier(w->member);   // norms read all columns of the branch
     set_pending(stream, branch, (struct norm_weights){ layer->layer_embedding_post_norm, NULL });
@@ -382,18 +381,17 @@ static void block(const struct worker *w, struct residual *stream, int l) {
     const int mixes = layer->record->mixer != MIXER_NONE, has_ffn = layer->record->ffn != FFN_NONE,
               parallel = placement == PLACEMENT_PARALLEL, redundant = is_redundant(e->n_rows);
     float *const branch = branch_of(w, layer);
-    const struct norm_weights attn_norm = { layer->attn_norm, layer->attn_norm_bias },
-                              attn_post_norm = { layer->attn_post_norm, layer->attn_post_norm_bias },
+    const struct norm_weights attn_post_norm = { layer->attn_post_norm, layer->attn_post_norm_bias },
                               ffn_post_norm = { layer->ffn_post_norm, layer->ffn_post_norm_bias };
     if (mixes) {
         const struct products products = products_of(w, l);
         if (parallel) add_pending(w, stream);   // both attention and the feed-forward network read the sum
         const struct consumers consumers = consumers_of(&products);
-        const struct panels inputs =
-            is_eagle(e->session->model) && l == 0
-                ? eagle_attention_inputs(w, consumers)
-                : prepare_stream(w, stream, attn_norm, norms_stream(placement),
-                                 observer_of(e, LLAMAC_STAGE_ATTN_NORM, l), 0, consumers);
+        const struct norm_step step = { .norm = { layer->attn_norm, layer->attn_norm_bias },
+                                        .copy = observer_of(e, LLAMAC_STAGE_ATTN_NORM, l) };
+        const struct panels inputs = is_eagle(e->session->model) && l == 0
+                                         ? eagle_attention_inputs(w, consumers)
+                                         : prepare_stream(w, stream, step, norms_stream(placement), consumers);
         step_done(w, LLAMAC_STEP_ATTN_NORM, l);
         if (is_recurrent_layer(layer->record) || layer->record->kv_lora_rank) {
             project_all(w, &products, &inputs);
@@ -438,8 +436,8 @@ static void store_keys(const struct worker *w, struct residual stream, int l) {
     const struct layer *layer = &w->eval->session->model->layers[l];
     const struct products products = products_of(w, l);
     if (!products.n) return;
-    const struct norm_weights norm = { layer->attn_norm, layer->attn_norm_bias };
-    const struct panels inputs = prepare_stream(w, &stream, norm, 0, NULL, 0, consumers_of(&products));
+    const struct norm_step step = { .norm = { layer->attn_norm, layer->attn_norm_bias } };
+    const struct panels inputs = prepare_stream(w, &stream, step, 0, consumers_of(&products));
     project_qkv(w, layer, &products, &inputs);
     norm_whole_qk(w, l);
     attention_store(w, l);
