@@ -374,24 +374,43 @@ static void feed_forward(const struct worker *w, struct residual *stream, int l)
     ffn_down(w, l, stream->x, branch_of(w, layer));
 }
 
-static void block(const struct worker *w, struct residual *stream, int l) {
+// Norms and packs the inputs of a layer's first products.
+static struct panels mixer_inputs(const struct worker *w, struct residual *stream, int l, struct consumers consumers) {
     const struct eval *e = w->eval;
     const struct layer *layer = &e->session->model->layers[l];
-    const enum placement placement = layer->record->placement;
-    const int mixes = layer->record->mixer != MIXER_NONE, has_ffn = layer->record->ffn != FFN_NONE,
-              parallel = placement == PLACEMENT_PARALLEL, redundant = is_redundant(e->n_rows);
+    const struct norm_step step = { .norm = { layer->attn_norm, layer->attn_norm_bias },
+                                    .copy = observer_of(e, LLAMAC_STAGE_ATTN_NORM, l) };
+    if (is_eagle(e->session->model) && l == 0) return eagle_attention_inputs(w, consumers);
+    return prepare_stream(w, stream, step, norms_stream(layer->record->placement), consumers);
+}
+
+// Adds what follows the two branches of a layer. After the last layer, and for an observer, no branch stays pending.
+static void finish_layer(const struct worker *w, struct residual *stream, int l) {
+    const struct eval *e = w->eval;
+    const struct layer *layer = &e->session->model->layers[l];
+    const struct norm_weights post_norm = { layer->ffn_post_norm, layer->ffn_post_norm_bias };
     float *const branch = branch_of(w, layer);
-    const struct norm_weights attn_post_norm = { layer->attn_post_norm, layer->attn_post_norm_bias },
-                              ffn_post_norm = { layer->ffn_post_norm, layer->ffn_post_norm_bias };
+    if (branch) set_pending(stream, branch, post_norm);
+    if (layer->layer_embedding_gate.data) add_layer_embedding(w, stream, l);
+    scale_stream(w, stream, layer->record->layer_scale);
+
+    const int last = l + 1 == e->end_layer;
+    if (!last && !observer_of(e, LLAMAC_STAGE_BLOCK, l)) return;
+    add_pending(w, stream);
+    observe(w, LLAMAC_STAGE_BLOCK, l, stream->x, e->n_rows, (int)e->session->model->config->dim);
+}
+
+static void block(const struct worker *w, struct residual *stream, int l) {
+    const struct layer *layer = &w->eval->session->model->layers[l];
+    const int mixes = layer->record->mixer != MIXER_NONE, has_ffn = layer->record->ffn != FFN_NONE,
+              parallel = layer->record->placement == PLACEMENT_PARALLEL,
+              panels_are_shared = !is_redundant(w->eval->n_rows);
+    float *const branch = branch_of(w, layer);
+    const struct norm_weights post_norm = { layer->attn_post_norm, layer->attn_post_norm_bias };
     if (mixes) {
         const struct products products = products_of(w, l);
         if (parallel) add_pending(w, stream);   // both attention and the feed-forward network read the sum
-        const struct consumers consumers = consumers_of(&products);
-        const struct norm_step step = { .norm = { layer->attn_norm, layer->attn_norm_bias },
-                                        .copy = observer_of(e, LLAMAC_STAGE_ATTN_NORM, l) };
-        const struct panels inputs = is_eagle(e->session->model) && l == 0
-                                         ? eagle_attention_inputs(w, consumers)
-                                         : prepare_stream(w, stream, step, norms_stream(placement), consumers);
+        const struct panels inputs = mixer_inputs(w, stream, l, consumers_of(&products));
         step_done(w, LLAMAC_STEP_ATTN_NORM, l);
         if (is_recurrent_layer(layer->record) || layer->record->kv_lora_rank) {
             project_all(w, &products, &inputs);
@@ -403,32 +422,26 @@ static void block(const struct worker *w, struct residual *stream, int l) {
         }
         step_done(w, LLAMAC_STEP_QKV, l);
         if (parallel) {
-            if (!redundant) pool_barrier(w->member);   // other members still read the shared panels
+            if (panels_are_shared) pool_barrier(w->member);   // other members still read them
             norm_and_ffn_hidden(w, stream, l);
             step_done(w, LLAMAC_STEP_FFN_UP, l);
         }
         mixer_out(w, l, stream->x, branch);
-        if (branch) set_pending(stream, branch, attn_post_norm);
+        if (branch) set_pending(stream, branch, post_norm);
     } else {
         observe_none(w, l, stream->x, LLAMAC_STAGE_ATTN_NORM, LLAMAC_STAGE_ATTN_OUT);
     }
 
     if (mixes && has_ffn) {
-        if (!parallel || !redundant) pool_barrier(w->member);   // norms read all columns of x; panels are overwritten
+        // norms read all columns of x; panels are overwritten
+        if (!parallel || panels_are_shared) pool_barrier(w->member);
         step_done(w, LLAMAC_STEP_ATTN_OUT, l);
     }
     if (has_ffn) feed_forward(w, stream, l);
     else observe_none(w, l, stream->x, LLAMAC_STAGE_FFN_NORM, LLAMAC_STAGE_FFN);
     pool_barrier_with(w->member, rebalance, w->eval);   // the next layer reads all columns of x
     step_done(w, has_ffn ? LLAMAC_STEP_FFN_DOWN : LLAMAC_STEP_ATTN_OUT, l);
-    if (branch) set_pending(stream, branch, ffn_post_norm);
-    if (layer->layer_embedding_gate.data) add_layer_embedding(w, stream, l);
-    scale_stream(w, stream, layer->record->layer_scale);
-
-    const int last = l + 1 == e->end_layer;
-    if (!last && !observer_of(e, LLAMAC_STAGE_BLOCK, l)) return;
-    add_pending(w, stream);
-    observe(w, LLAMAC_STAGE_BLOCK, l, stream->x, e->n_rows, (int)e->session->model->config->dim);
+    finish_layer(w, stream, l);
 }
 
 // Stores the keys and values of a layer, which its attention reads in a later run. The residual stream stays.
