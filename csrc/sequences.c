@@ -167,10 +167,7 @@ size_t session_pages_limit(const struct llamac_session *s, int length) {
         const int pages = ceil_div(length, KV_PAGE);   // a window keeps fewer pages than a chunk adds
         bytes += (size_t)(g->window ? min_int(pages, 2 * pages_at_once(s, g)) : pages) * g->page_bytes;
     }
-    // Two spare pages, and the states that a chunk writes, come on top of the kept ones: one at each multiple of
-    // KEPT_EVERY, one near the end and the last one (see states.c).
-    const int n_states = session_max_kept(s) + 2 + chunk_rows(s) / CHUNK_ROWS + 2;
-    return bytes + (size_t)(length ? n_states : 0) * s->state_group.page_bytes;
+    return bytes + (size_t)(length ? session_max_states(s) : 0) * s->state_group.page_bytes;
 }
 
 // Replaces the partial page at the end of a sequence with a copy if it is shared.

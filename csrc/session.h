@@ -257,6 +257,8 @@ void session_slide(struct llamac_session *s, int sequence);
 
 // Returns the maximum number of kept states of a sequence.
 int session_max_kept(const struct llamac_session *s);
+// Returns the maximum number of states and spare pages of a sequence.
+int session_max_states(const struct llamac_session *s);
 // Reserves memory for a sequence's next states, as session_reserve_pages does for pages. n_rows: of all sequences.
 int session_reserve_state(struct llamac_session *s, struct sequence *q, int length, int n_rows, llamac_error *err);
 // Removes the states after more than `length` positions. A sequence without positions has none, nor spare pages.

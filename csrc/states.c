@@ -32,6 +32,12 @@ int session_max_kept(const struct llamac_session *s) {
     return fit < MIN_KEPT ? MIN_KEPT : fit > MAX_KEPT ? MAX_KEPT : (int)fit;
 }
 
+int session_max_states(const struct llamac_session *s) {
+    // a chunk writes one at each multiple of KEPT_EVERY, one near the end and the last one
+    const int spares = 2, of_chunk = chunk_rows(s) / KEPT_EVERY + 2;
+    return session_max_kept(s) + spares + of_chunk;
+}
+
 // ---- lists of states
 
 static void remove_state(struct llamac_session *s, struct sequence *q, int i) {
