@@ -122,12 +122,12 @@ static int keep_marked(struct candidate *c, int n, double *total) {
 }
 
 // The logarithm of the unnormalized probability.
-static double log_of(const struct source *from, int32_t id) {
-    return ((double)from->logits[id] - (double)from->largest) / (double)from->temperature;
+static double log_of(const struct logits_source *source, int32_t id) {
+    return ((double)source->logits[id] - (double)source->largest) / (double)source->temperature;
 }
 
-double surprise_bits(const struct source *from, int32_t id, double total) {
-    return (log_positive(total) - log_of(from, id)) * LOG2_E;
+double surprise_bits(const struct logits_source *source, int32_t id, double total) {
+    return (log_positive(total) - log_of(source, id)) * LOG2_E;
 }
 
 // A candidate by its closeness to the expected surprise.
@@ -140,14 +140,14 @@ static int compare_distances(const void *a, const void *b) {
 }
 
 // The less the surprise of a candidate differs from the expected one, the greater. Both lack the log of the total.
-static float closeness(const struct source *from, const struct candidate *c, double surprise) {
-    return -fabsf((float)(-log_of(from, c->id) - surprise));
+static float closeness(const struct logits_source *source, const struct candidate *c, double surprise) {
+    return -fabsf((float)(-log_of(source, c->id) - surprise));
 }
 
 // Marks what typical-p leaves out, with a sort.
-static void mark_by_sorting(struct candidate *c, int n, const struct source *from, double surprise, double enough,
-                            struct distance *distances) {
-    for (int i = 0; i < n; i++) distances[i] = (struct distance){ .rank = closeness(from, &c[i], surprise), .at = i };
+static void mark_by_sorting(struct candidate *c, int n, const struct logits_source *source, double surprise,
+                            double enough, struct distance *distances) {
+    for (int i = 0; i < n; i++) distances[i] = (struct distance){ .rank = closeness(source, &c[i], surprise), .at = i };
     qsort(distances, (size_t)n, sizeof *distances, compare_distances);
     double sum = 0;
     int kept = 0;
@@ -155,22 +155,22 @@ static void mark_by_sorting(struct candidate *c, int n, const struct source *fro
     for (int i = kept; i < n; i++) c[distances[i].at].id = -1;
 }
 
-int filter_typical(struct candidate *c, int n, const struct source *from, float typical_p, struct ranking *ranking,
-                   float *scratch, double *total) {
+int filter_typical(struct candidate *c, int n, const struct logits_source *source, float typical_p,
+                   struct ranking *ranking, float *scratch, double *total) {
     float *rank = scratch, *p = scratch + n;
     const double enough = (double)typical_p * *total;
     double surprise = 0;   // the expected one
-    for (int i = 0; i < n; i++) surprise += c[i].p > 0 ? (double)c[i].p * -log_of(from, c[i].id) : 0;
+    for (int i = 0; i < n; i++) surprise += c[i].p > 0 ? (double)c[i].p * -log_of(source, c[i].id) : 0;
     surprise /= *total;
     for (int i = 0; i < n; i++) {
         p[i] = c[i].p;
-        rank[i] = closeness(from, &c[i], surprise);
+        rank[i] = closeness(source, &c[i], surprise);
     }
-    const struct candidates list = { .n = n, .rank = rank, .p = p };
+    const struct ranked list = { .n = n, .rank = rank, .p = p };
     ranking_make(ranking, &list, p, ranking_margin(p, n, *total));
     const int last = ranking_cross(ranking, enough, 0).index;
     if (last < 0) {
-        mark_by_sorting(c, n, from, surprise, enough, (struct distance *)(void *)scratch);
+        mark_by_sorting(c, n, source, surprise, enough, (struct distance *)(void *)scratch);
         return keep_marked(c, n, total);
     }
     const int32_t last_key = ranking_key(rank[last]);
@@ -195,13 +195,13 @@ int filter_top_choices(struct candidate *c, int n, float threshold, double *tota
     return keep_marked(c, n, total);
 }
 
-int filter_surprising(struct candidate *c, int n, const struct source *from, double mu, double *total) {
+int filter_surprising(struct candidate *c, int n, const struct logits_source *source, double mu, double *total) {
     const double log_total = log_positive(*total);
     int first = 1;
     for (int i = 0; i < n; i++) {
         const int is_best = first && c[i].p >= 1;
         if (is_best) first = 0;
-        else if (!(c[i].p > 0) || (log_total - log_of(from, c[i].id)) * LOG2_E > mu) c[i].id = -1;
+        else if (!(c[i].p > 0) || (log_total - log_of(source, c[i].id)) * LOG2_E > mu) c[i].id = -1;
     }
     return keep_marked(c, n, total);
 }

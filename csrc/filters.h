@@ -8,7 +8,7 @@
 struct candidate { float p; int32_t id; };
 
 // The logits behind the candidates. An unnormalized probability is exp((logit - largest) / temperature).
-struct source {
+struct logits_source {
     const float *logits;
     float largest, temperature;
 };
@@ -30,15 +30,15 @@ int filter_min_p(struct candidate *c, int n, float min_p, double *total);
 // Keeps the candidates whose surprise (-log of the probability) is closest to the expected surprise, until they reach
 // `typical_p` together.
 //     scratch   2 n floats
-int filter_typical(struct candidate *c, int n, const struct source *from, float typical_p, struct ranking *ranking,
-                   float *scratch, double *total);
+int filter_typical(struct candidate *c, int n, const struct logits_source *source, float typical_p,
+                   struct ranking *ranking, float *scratch, double *total);
 
 // Drops the candidates with at least this fraction of the total, except the last of them in ranking order.
 int filter_top_choices(struct candidate *c, int n, float threshold, double *total);
 
 // Keeps the best candidate, whose p is 1, and all candidates whose surprise is at most mu bits.
-int filter_surprising(struct candidate *c, int n, const struct source *from, double mu, double *total);
+int filter_surprising(struct candidate *c, int n, const struct logits_source *source, double mu, double *total);
 
 // Returns the surprise of a token in bits, where `total` is the sum of the unnormalized probabilities.
-double surprise_bits(const struct source *from, int32_t id, double total);
+double surprise_bits(const struct logits_source *source, int32_t id, double total);
 #endif

@@ -32,7 +32,7 @@ static int shift_of(uint32_t span) {
     return shift;
 }
 
-void ranking_make(struct ranking *r, const struct candidates *c, const float *weights, double margin) {
+void ranking_make(struct ranking *r, const struct ranked *c, const float *weights, double margin) {
     int32_t low = INT32_MAX, high = INT32_MIN;
     for (int i = 0; i < c->n; i++) {
         const int32_t key = ranking_key(c->rank[i]);

@@ -5,7 +5,7 @@
 #include "half.h"
 
 // n candidates by ascending id. The one with the greater `rank` ranks first, among equals the one with the lower id.
-struct candidates {
+struct ranked {
     int n;
     float *rank;      // not NaN
     float *p;         // may be the same array
@@ -22,7 +22,7 @@ enum { RANKING_BUCKETS = 1024 };
 
 // A ranking of candidates by their buckets: equal parts of the range of keys.
 struct ranking {
-    const struct candidates *c;
+    const struct ranked *c;
     const float *weights;             // (n), at least 0; NULL: 1 for each
     double margin;
     uint32_t high, span;              // all keys are in [high - span, high]
@@ -31,7 +31,7 @@ struct ranking {
 
 // Ranks candidates. margin: the largest difference that rounding may have caused between sums of weights in another
 // order or the threshold and the caller's definition of them.
-void ranking_make(struct ranking *r, const struct candidates *c, const float *weights, double margin);
+void ranking_make(struct ranking *r, const struct ranked *c, const float *weights, double margin);
 
 // The first candidate in ranking order at which a sum reaches a threshold, and that sum. index: -1 if there is none.
 struct crossing { int index; double sum; };

@@ -19,16 +19,18 @@
 #include "fpenv.h"
 #include "uniform.h"
 
-_Static_assert(sizeof(struct candidate) <= LLAMAC_SAMPLE_SCRATCH, "the scratch holds all candidates to be sorted");
+_Static_assert(2 * sizeof(struct candidate) <= LLAMAC_SAMPLE_SCRATCH, "the scratch holds all candidates twice");
 _Static_assert(3 * sizeof(float) + sizeof(int32_t) == LLAMAC_SAMPLE_SCRATCH,
                "the scratch holds a probability for each token and a candidate for each");
 
 enum { MAX_BLOCKS = 2048 };   // blocks of logits whose maxima are known
 
-// One call of llamac_sample.
+// One call of llamac_sample. Its scratch holds, for n tokens:
+//     draw_filtered    candidates (n), then n candidates or 2 n floats for the filters
+//     draw_ranked      p (n), then rank, p and id of the ranked tokens (n each)
 struct draw {
     const struct kernels *kernels;
-    struct source from;
+    struct logits_source source;
     int n;
     const llamac_sampling *settings;
     double uniform, coin;         // in [0, 1)
@@ -36,7 +38,7 @@ struct draw {
     int block;                    // logits of a block
     float maxima[MAX_BLOCKS];     // of the blocks
     float *p;                     // (n): unnormalized probabilities
-    struct candidates candidates;
+    struct ranked candidates;     // the tokens that are ranked
     struct ranking ranking;       // of the candidates
 };
 
@@ -67,19 +69,21 @@ int llamac_sampling_check(const llamac_sampling *s, llamac_error *err) {
 
 // Lists the candidates that top-k leaves: in ranking order, or all of them by id. Returns their number.
 static int list_candidates(const struct draw *d, struct candidate *c, int top_k, double *total) {
-    const struct source *from = &d->from;
+    const struct logits_source *source = &d->source;
     float *p = (float *)(void *)(c + d->n);
-    if (!top_k) d->kernels->exponentials(d->from.logits, d->n, from->largest, from->temperature, p);
+    if (!top_k) d->kernels->exponentials(d->source.logits, d->n, source->largest, source->temperature, p);
     int n = 0;
-    for (int i = 0; i < d->n; i++)
-        if (from->logits[i] > -INFINITY) c[n++] = (struct candidate){ .p = top_k ? from->logits[i] : p[i], .id = i };
+    for (int i = 0; i < d->n; i++) {
+        const float logit = source->logits[i];
+        if (logit > -INFINITY) c[n++] = (struct candidate){ .p = top_k ? logit : p[i], .id = i };
+    }
     if (top_k) {
         filter_top_k(c, n, top_k);
         n = top_k;
     }
     *total = 0;
     for (int i = 0; i < n; i++) {
-        if (top_k) c[i].p = (float)exp_negative((double)(c[i].p - from->largest) / (double)from->temperature);
+        if (top_k) c[i].p = (float)exp_negative((double)(c[i].p - source->largest) / (double)source->temperature);
         *total += (double)c[i].p;
     }
     return n;
@@ -91,19 +95,22 @@ static int draw_filtered(struct draw *d, struct candidate *c, int top_k) {
     double total, sum = 0;
     int n = list_candidates(d, c, d->mu ? 0 : top_k, &total);
     if (d->mu) {
-        n = filter_surprising(c, n, &d->from, *d->mu, &total);
+        n = filter_surprising(c, n, &d->source, *d->mu, &total);
     } else {
         if (s->top_p < 1) n = filter_top_p(c, n, top_k > 0, s->top_p, c + d->n, &total);
         if (s->min_p > 0) n = filter_min_p(c, n, s->min_p, &total);
         float *scratch = (float *)(void *)(c + d->n);
-        if (is_typical(s)) n = filter_typical(c, n, &d->from, s->typical_p, &d->ranking, scratch, &total);
+        if (is_typical(s)) n = filter_typical(c, n, &d->source, s->typical_p, &d->ranking, scratch, &total);
         if (d->coin < (double)s->xtc_probability) n = filter_top_choices(c, n, s->xtc_threshold, &total);
     }
     const double target = d->uniform * total;
     int drawn = 0;
-    while (drawn < n - 1 && !((sum += (double)c[drawn].p) > target)) drawn++;
+    for (; drawn < n - 1; drawn++) {
+        sum += (double)c[drawn].p;
+        if (sum > target) break;
+    }
     if (d->mu)
-        *d->mu -= (double)s->mirostat_eta * (surprise_bits(&d->from, c[drawn].id, total) - (double)s->mirostat_tau);
+        *d->mu -= (double)s->mirostat_eta * (surprise_bits(&d->source, c[drawn].id, total) - (double)s->mirostat_tau);
     return c[drawn].id;
 }
 
@@ -113,7 +120,7 @@ static int draw_filtered(struct draw *d, struct candidate *c, int top_k) {
 static int draw_by_id(const struct draw *d) {
     const float *p = d->p, min_p = d->settings->min_p;
     double total = 0, sum = 0;
-    d->kernels->exponentials(d->from.logits, d->n, d->from.largest, d->settings->temperature, d->p);
+    d->kernels->exponentials(d->source.logits, d->n, d->source.largest, d->settings->temperature, d->p);
     for (int i = 0; i < d->n; i++)
         if (p[i] >= min_p) total += (double)p[i];
     const double target = d->uniform * total;
@@ -125,12 +132,12 @@ static int draw_by_id(const struct draw *d) {
 // Makes the list of candidates empty, with room for all tokens.
 static void clear_candidates(struct draw *d) {
     float *scratch = d->p + d->n;
-    d->candidates = (struct candidates){
+    d->candidates = (struct ranked){
         .rank = scratch, .p = scratch + d->n, .id = (int32_t *)(void *)(scratch + 2 * (size_t)d->n),
     };
 }
 
-static void append(struct candidates *c, float rank, int id, int kept) {
+static void append(struct ranked *c, float rank, int id, int kept) {
     c->rank[c->n] = rank;
     c->id[c->n] = id;
     c->n += kept;
@@ -138,7 +145,7 @@ static void append(struct candidates *c, float rank, int id, int kept) {
 
 // Returns a logit that is at most the k-th greatest.
 static float bound_of_top_k(struct draw *d, int k) {
-    const struct candidates *c = &d->candidates;
+    const struct ranked *c = &d->candidates;
     clear_candidates(d);
     for (int b = 0; b * d->block < d->n; b++)
         append(&d->candidates, d->maxima[b], b, d->maxima[b] > -INFINITY);
@@ -150,12 +157,12 @@ static float bound_of_top_k(struct draw *d, int k) {
 // Makes the k greatest logits the candidates. d->p receives them, too.
 static void select_by_logit(struct draw *d, int k) {
     const float bound = bound_of_top_k(d, k);
-    struct candidates *c = &d->candidates;
+    struct ranked *c = &d->candidates;
     clear_candidates(d);
     for (int start = 0; start < d->n; start += d->block) {
         if (d->maxima[start / d->block] < bound) continue;
         for (int i = start; i < min_int(start + d->block, d->n); i++)
-            append(c, d->from.logits[i], i, d->from.logits[i] >= bound && d->from.logits[i] > -INFINITY);
+            append(c, d->source.logits[i], i, d->source.logits[i] >= bound && d->source.logits[i] > -INFINITY);
     }
     ranking_make(&d->ranking, c, NULL, 0);
     const struct crossing last = ranking_cross(&d->ranking, k, 0);
@@ -173,14 +180,14 @@ static void select_by_logit(struct draw *d, int k) {
 static void select_by_probability(struct draw *d, float bound) {
     // bound >= 2^exponent, and 0.7 > ln 2: a block whose maximum is below `logit` has no candidate
     const int exponent = (int)(f32_bits(bound) >> 23) - 127;
-    const float logit = d->from.largest + d->settings->temperature * 0.7f * (float)min_int(exponent - 1, 0);
-    struct candidates *c = &d->candidates;
+    const float logit = d->source.largest + d->settings->temperature * 0.7f * (float)min_int(exponent - 1, 0);
+    struct ranked *c = &d->candidates;
     clear_candidates(d);
     c->p = c->rank;
     int n = 0;
     for (int i = 0; i < d->n; i++) n += d->p[i] >= bound;
     if (n > d->n / 4) {
-        *c = (struct candidates){ .n = d->n, .rank = d->p, .p = d->p };
+        *c = (struct ranked){ .n = d->n, .rank = d->p, .p = d->p };
         return;
     }
     for (int start = 0; start < d->n; start += d->block) {
@@ -190,7 +197,7 @@ static void select_by_probability(struct draw *d, float bound) {
 }
 
 // Sets the probabilities of candidates that rank after `last`, or below min_p, to 0. Returns the sum of the others.
-static double apply_min_p(struct candidates *c, int last, float min_p) {
+static double apply_min_p(struct ranked *c, int last, float min_p) {
     const int32_t last_key = last < 0 ? INT32_MIN : ranking_key(c->rank[last]);
     double total = 0;
     for (int i = 0; i < c->n; i++) {
@@ -205,14 +212,14 @@ static double apply_min_p(struct candidates *c, int last, float min_p) {
 // Draws with top-k (0: off) or top-p. Returns -1 if the order of a sum could decide.
 static int draw_ranked(struct draw *d, int top_k) {
     const llamac_sampling *s = d->settings;
-    struct candidates *c = &d->candidates;
+    struct ranked *c = &d->candidates;
     double total, margin;
     if (top_k) {
         select_by_logit(d, top_k);
-        total = d->kernels->exponentials(d->p, c->n, d->from.largest, s->temperature, c->p);
+        total = d->kernels->exponentials(d->p, c->n, d->source.largest, s->temperature, c->p);
         margin = ranking_margin(c->p, c->n, total);
     } else {
-        total = d->kernels->exponentials(d->from.logits, d->n, d->from.largest, s->temperature, d->p);
+        total = d->kernels->exponentials(d->source.logits, d->n, d->source.largest, s->temperature, d->p);
         margin = ranking_margin(d->p, d->n, total);
         // all tokens below the bound together have less than half of the probability that top-p leaves out
         select_by_probability(d, (float)((1 - (double)s->top_p) * total / (2.0 * d->n)));
@@ -241,8 +248,8 @@ static int draw_ranked(struct draw *d, int top_k) {
 // Returns the id of the largest logit.
 static int first_largest(const struct draw *d) {
     int i = 0;
-    while (d->maxima[i / d->block] < d->from.largest) i += d->block;
-    while (!(d->from.logits[i] >= d->from.largest)) i++;
+    while (d->maxima[i / d->block] < d->source.largest) i += d->block;
+    while (!(d->source.logits[i] >= d->source.largest)) i++;
     return i;
 }
 
@@ -251,15 +258,15 @@ static int choose_token(struct draw *d, uint64_t position, void *scratch, llamac
     if (llamac_sampling_check(s, err)) return -1;
     if (d->n < 1) return bad_argument(err, "n is %d, expected at least 1", d->n);
     d->block = (int)round_up((uint64_t)max_int(1, ceil_div(d->n, MAX_BLOCKS)), 16);
-    d->from.largest = d->kernels->block_maxima(d->from.logits, d->n, d->block, d->maxima);
-    if (!(d->from.largest > -INFINITY) || d->from.largest == INFINITY)
+    d->source.largest = d->kernels->block_maxima(d->source.logits, d->n, d->block, d->maxima);
+    if (!(d->source.largest > -INFINITY) || d->source.largest == INFINITY)
         return bad_model(err, "no token can be chosen: %s",
-                         d->from.largest == INFINITY ? "a logit is infinite" : "none of the logits is a number");
+                         d->source.largest == INFINITY ? "a logit is infinite" : "none of the logits is a number");
     if (s->temperature == 0) return first_largest(d);
     uniform(s->seed, position, s->candidate, &d->uniform, &d->coin);
     d->p = scratch;
     int finite = 0;
-    for (int i = 0; i < d->n; i++) finite += d->from.logits[i] > -INFINITY;
+    for (int i = 0; i < d->n; i++) finite += d->source.logits[i] > -INFINITY;
     const int top_k = s->top_k < finite ? s->top_k : 0;
     if (d->mu || is_typical(s) || d->coin < (double)s->xtc_probability) return draw_filtered(d, scratch, top_k);
     const int token = top_k || s->top_p < 1 ? draw_ranked(d, top_k) : draw_by_id(d);
@@ -270,8 +277,8 @@ int sample_with(const struct kernels *kernels, const float *logits, int n, const
                 uint64_t position, double *mu, void *scratch, llamac_error *err) {
     const fp_control control = fp_control_reset();   // comparisons depend on it: the host may take subnormals for 0
     struct draw d;   // without an initializer, which would clear the maxima
-    d.kernels = kernels, d.from.logits = logits, d.n = n, d.settings = sampling;
-    d.from.temperature = sampling->temperature;
+    d.kernels = kernels, d.source.logits = logits, d.n = n, d.settings = sampling;
+    d.source.temperature = sampling->temperature;
     d.mu = sampling->mirostat_tau > 0 ? mu : NULL;
     const int token = choose_token(&d, position, scratch, err);
     fp_control_restore(control);

@@ -269,7 +269,7 @@ static void filters_of_many_candidates_keep_what_a_full_sort_does(void) {
         CHECK(!memcmp(c, sorted, sizeof *c * (size_t)k), "top-k %d", k);
 
         // typical-p, whose order is that of the distance from the expected surprise; 1 leaves rounding to decide
-        const struct source from = { logits, 4, 1 };
+        const struct logits_source source = { logits, 4, 1 };
         const float typical_p = round < 2 ? 1 : 0.4f;
         total = make_candidates(distinct, &state, logits, c, sorted);
         double surprise = 0;
@@ -281,7 +281,7 @@ static void filters_of_many_candidates_keep_what_a_full_sort_does(void) {
         sum = 0;
         for (; n_typical < MANY && sum < (double)typical_p * total; n_typical++)
             sum += (double)c[sorted[n_typical].id].p, is_kept[sorted[n_typical].id] = 1;
-        const int typical = filter_typical(c, MANY, &from, typical_p, &ranking, memory, &total);
+        const int typical = filter_typical(c, MANY, &source, typical_p, &ranking, memory, &total);
         for (int i = 0; i < typical; i++) found += is_kept[c[i].id];
         CHECK(typical == n_typical && found == typical, "typical-p keeps %d and %d of the expected %d", typical, found,
               n_typical);
