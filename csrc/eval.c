@@ -59,9 +59,10 @@ static int check_observations(const struct llamac_session *s, const llamac_eval_
     return 0;
 }
 
+static const llamac_eval_options no_options;
+
 struct eval eval_of(struct llamac_session *s, int n, const llamac_eval_options *options) {
-    static const llamac_eval_options none;
-    const llamac_eval_options *o = options ? options : &none;
+    const llamac_eval_options *o = options ? options : &no_options;
     return (struct eval){ .session = s, .observations = o->observations, .n_observations = o->n_observations,
                           .inputs = o->inputs, .states = o->states, .types = o->types, .hidden = o->hidden,
                           .first_hidden = n - o->n_hidden, .cancel = { .request = o->cancel },
@@ -162,37 +163,58 @@ static int prepare_rows(struct llamac_session *s, const llamac_row *rows, int n,
     return failed ? -1 : 0;
 }
 
-int eval_check(const struct llamac_session *s, const llamac_row *rows, int n, const float *logits,
-               const llamac_eval_options *options, llamac_error *err) {
-    int wanted = 0, observed[LLAMAC_N_STAGES] = { 0 };
-    if (n < 0) return bad_argument(err, "n_rows is %d, expected 0 or more", n);
-    if (options && check_observations(s, options, err)) return -1;
-    for (int r = 0; options && options->types && r < n; r++)
-        if (options->types[r] < 0 || options->types[r] >= max_int(1, (int)s->model->config->n_types))
-            return bad_argument(err, "row %d: type is %d, expected 0 to %d", r, options->types[r],
-                                max_int(1, (int)s->model->config->n_types) - 1);
-    if (options && options->inputs && s->device && !states_dim(s->model))
+static int check_types(const struct llamac_model *m, const int32_t *types, int n, llamac_error *err) {
+    const int n_types = max_int(1, (int)m->config->n_types);
+    for (int r = 0; types && r < n; r++)
+        if (types[r] < 0 || types[r] >= n_types)
+            return bad_argument(err, "row %d: type is %d, expected 0 to %d", r, types[r], n_types - 1);
+    return 0;
+}
+
+// Checks the hidden states that rows need, and those that the caller wants.
+static int check_states(const struct llamac_session *s, int n, const llamac_eval_options *o, llamac_error *err) {
+    const int has_inputs = o->inputs != NULL, has_states = o->states != NULL, needs_inputs = states_dim(s->model) > 0;
+    const char *owner = s->trunk ? "a drafter" : "the MTP layer";
+    if (has_inputs && s->device && !needs_inputs)
         return err_set(err, LLAMAC_UNSUPPORTED, "the session is on a device, and only the CPU reads inputs");
-    const int has_inputs = options && options->inputs, has_states = options && options->states;
-    if (is_eagle(s->model) ? n && has_inputs == has_states : states_dim(s->model) && n && !has_inputs)
-        return bad_argument(err, "the session belongs to %s, whose rows need hidden states: %s",
-                            s->trunk ? "a drafter" : "the MTP layer",
-                            is_eagle(s->model) ? "either inputs or states" : "inputs is NULL");
-    if (has_states && !is_eagle(s->model))
-        return bad_argument(err, "states is set, but the session does not belong to an EAGLE-3 head");
-    if (options && options->hidden && (options->n_hidden < 0 || options->n_hidden > n))
-        return bad_argument(err, "n_hidden is %d, expected 0 to n_rows %d", options->n_hidden, n);
-    const char *kind = format_without_logits(s->model->config);
-    if (options && options->hidden && kind)
+    if (is_eagle(s->model)) {
+        if (n && has_inputs == has_states)
+            return bad_argument(err, "the session belongs to %s, whose rows need hidden states: "
+                                "either inputs or states", owner);
+    } else {
+        if (needs_inputs && n && !has_inputs)
+            return bad_argument(err, "the session belongs to %s, whose rows need hidden states: inputs is NULL", owner);
+        if (has_states)
+            return bad_argument(err, "states is set, but the session does not belong to an EAGLE-3 head");
+    }
+    if (o->hidden && (o->n_hidden < 0 || o->n_hidden > n))
+        return bad_argument(err, "n_hidden is %d, expected 0 to n_rows %d", o->n_hidden, n);
+    return 0;
+}
+
+// Checks that the model has what is wanted of its end: hidden states for drafts, and logits or the normed rows.
+static int check_logits(const struct config *c, const llamac_row *rows, int n, const float *logits,
+                        const llamac_eval_options *o, llamac_error *err) {
+    const char *kind = format_without_logits(c);
+    int wanted = 0, observed[LLAMAC_N_STAGES] = { 0 };
+    if (o->hidden && kind)
         return err_set(err, LLAMAC_UNSUPPORTED, "the model is %s, which has no hidden states for drafts", kind);
-    for (int i = 0; options && i < options->n_observations; i++) observed[options->observations[i].stage] = 1;
+    for (int i = 0; i < o->n_observations; i++) observed[o->observations[i].stage] = 1;
     for (int r = 0; r < n; r++) wanted += rows[r].want_logits != 0;
     if (wanted && kind && (logits || !observed[LLAMAC_STAGE_OUTPUT_NORM]))
         return err_set(err, LLAMAC_UNSUPPORTED, "the model is %s, which has no next token: it only %s", kind,
-                       s->model->config->scores_pairs ? "scores texts (rerank)" : "embeds texts (embed)");
+                       c->scores_pairs ? "scores texts (rerank)" : "embeds texts (embed)");
     if (wanted && !logits && (observed[LLAMAC_STAGE_LOGITS] || !observed[LLAMAC_STAGE_OUTPUT_NORM]))
         return bad_argument(err, "%d rows want logits, but there is no buffer for them", wanted);
     return 0;
+}
+
+int eval_check(const struct llamac_session *s, const llamac_row *rows, int n, const float *logits,
+               const llamac_eval_options *options, llamac_error *err) {
+    const llamac_eval_options *o = options ? options : &no_options;
+    if (n < 0) return bad_argument(err, "n_rows is %d, expected 0 or more", n);
+    if (check_observations(s, o, err) || check_types(s->model, o->types, n, err)) return -1;
+    return check_states(s, n, o, err) || check_logits(s->model->config, rows, n, logits, o, err) ? -1 : 0;
 }
 
 // Computes all chunks of one part of a layer. Returns -1 after a cancellation.
