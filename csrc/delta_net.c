@@ -11,8 +11,6 @@
 #include "gates.h"
 #include "recurrent.h"
 
-#define UNIT_NORM_EPS 1e-6f   // the reference implementation's
-
 // Convolves one head of q, k or v in all rows, and normalizes it if it is of q or k.
 static void convolve_head(const struct eval *e, int l, const struct state_sizes *sizes, int head) {
     const struct llamac_session *s = e->session;
@@ -22,7 +20,7 @@ static void convolve_head(const struct eval *e, int l, const struct state_sizes 
     const float factor = head < sizes->key_heads ? 1.0f / sqrtf((float)sizes->key_dim) : 1.0f;
     convolve_channels(e, l, sizes, channel, n, 1);
     for (size_t r = 0; r < (size_t)e->n_rows && !is_v; r++)
-        s->kernels->unit_norm(s->scratch.conv_out + r * (size_t)sizes->channels + channel, n, UNIT_NORM_EPS, factor);
+        s->kernels->unit_norm(s->scratch.conv_out + r * (size_t)sizes->channels + channel, n, DELTA_UNIT_EPS, factor);
 }
 
 // Computes one head of the state in all rows, up to its part of mix.

@@ -215,9 +215,10 @@ static int check_state(const struct config *c, const struct layer_record *layer,
     char mixer[FORMAT_VALUE_BYTES], reason[FORMAT_REASON_BYTES];
     format_value_name("layer", "mixer", layer->mixer, mixer);
     snprintf(reason, sizeof reason, "with mixer %s", mixer);
-    const struct { const char *name; uint32_t found; } of_state[] = {
-        { "state_key_heads", layer->state_key_heads }, { "state_heads", layer->state_heads },
+    const struct field { const char *name; uint32_t found; } widths[] = {
         { "state_key_dim", layer->state_key_dim }, { "state_value_dim", layer->state_value_dim },
+    }, of_state[] = {
+        { "state_key_heads", layer->state_key_heads }, { "state_heads", layer->state_heads }, widths[0], widths[1],
     };
     const struct demand of_others[] = {
         { "window", layer->window, 0 }, { "rope", layer->rope, -1 }, { "n_heads", layer->n_heads, 0 },
@@ -238,10 +239,10 @@ static int check_state(const struct config *c, const struct layer_record *layer,
     if (layer->state_heads % layer->state_key_heads)
         return bad_model(err, "%s: state_heads is %u, expected a multiple of state_key_heads %u", where,
                          layer->state_heads, layer->state_key_heads);
-    for (size_t i = 2; i < 4; i++)
-        if (of_state[i].found % STATE_DIM_MULTIPLE)
-            return bad_model(err, "%s: %s is %u, expected a multiple of %d", where, of_state[i].name,
-                             of_state[i].found, STATE_DIM_MULTIPLE);
+    for (size_t i = 0; i < ARRAY_LEN(widths); i++)
+        if (widths[i].found % STATE_DIM_MULTIPLE)
+            return bad_model(err, "%s: %s is %u, expected a multiple of %d", where, widths[i].name, widths[i].found,
+                             STATE_DIM_MULTIPLE);
     if (conv_channels(c, layer) > FORMAT_MAX_DIM)
         return bad_model(err, "%s: q, k and v have %" PRIu64 " channels together, expected at most %d", where,
                          conv_channels(c, layer), FORMAT_MAX_DIM);

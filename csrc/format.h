@@ -212,7 +212,8 @@ static inline uint64_t recurrent_width(const struct config *c, const struct laye
 static inline int has_attention(const struct layer_record *layer) {
     return layer->mixer == MIXER_ATTENTION || layer->mixer == MIXER_ATTENTION_MAMBA2;
 }
-// How delta nets use their beta and norm their results.
+// How delta nets norm q and k (as the reference implementation), use their beta and norm their results.
+#define DELTA_UNIT_EPS 1e-6f
 static inline float delta_beta_factor(const struct config *c) { return c->state_beta_doubled ? 2.0f : 1.0f; }
 static inline float delta_norm_eps(const struct config *c) {
     return c->state_norm_eps > 0 ? c->state_norm_eps : c->norm_eps;

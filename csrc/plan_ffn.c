@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // plan_ffn.c - the steps of feed-forward networks, in the order of ffn.c.
 #include <math.h>
+#include "common.h"
 #include "plan_writer.h"
 
 static void activate(struct writer *w, const struct layer *layer, const struct ffn_weights *ffn, int gate, int up,
@@ -92,7 +93,7 @@ static void experts_hidden(struct writer *w, const struct layer *layer, int inpu
         { &layer->shared_gate, NULL, LLAMAC_BUFFER_SHARED_GATE },
     };
     if (r->expert_norms) input = own_norm(w, layer->ffn_router_norm);
-    plan_project(w, routers, 3, input);
+    plan_project(w, routers, (int)ARRAY_LEN(routers), input);
     plan_observe(w, LLAMAC_STAGE_FFN_ROUTER, LLAMAC_BUFFER_ROUTER, (int)r->n_experts);
     plan_step(w, LLAMAC_OP_ROUTE)->route = (llamac_route_step){
         .n_experts = (int)r->n_experts, .n_used = (int)r->n_experts_used, .is_sigmoid = r->router == ROUTER_SIGMOID,
@@ -119,7 +120,7 @@ void plan_ffn_hidden(struct writer *w, const struct layer *layer) {
         const struct projection both[] = {
             { &ffn->up, ffn->up_bias, LLAMAC_BUFFER_UP }, { &ffn->gate, ffn->gate_bias, LLAMAC_BUFFER_GATE },
         };
-        plan_project(w, both, 2, input);
+        plan_project(w, both, (int)ARRAY_LEN(both), input);
         activate(w, layer, ffn, ffn->gate.data ? LLAMAC_BUFFER_GATE : LLAMAC_BUFFER_NONE, LLAMAC_BUFFER_UP,
                  ffn->up.rows);
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // plan_mixers.c - the steps of what mixes positions, in the order of forward.c.
 #include <math.h>
+#include "common.h"
 #include "plan_writer.h"
 
 static llamac_norm rms_norm(const struct writer *w, const float *weight, int n, float eps) {
@@ -51,7 +52,7 @@ static void project_latents(struct writer *w, const struct layer *layer, int inp
                             q_latent = { &layer->attn_q_a, layer->attn_q_a_bias, LLAMAC_BUFFER_Q_LATENT },
                             first[] = { q_rank ? q_latent : q,
                                         { &layer->attn_kv_a, layer->attn_kv_a_bias, LLAMAC_BUFFER_K } };
-    plan_project(w, first, 2, input);
+    plan_project(w, first, (int)ARRAY_LEN(first), input);
     llamac_norm_step *of_kv = plan_norm_rows(w, LLAMAC_BUFFER_K, plan_use(w, LLAMAC_BUFFER_V, rank), rank,
                                              rms_norm(w, layer->attn_kv_a_norm, rank, eps));
     of_kv->first = dim - rank, of_kv->stride = dim;
@@ -123,8 +124,6 @@ static void attend(struct writer *w, const struct layer *layer) {
 
 // ---- recurrent layers
 
-#define UNIT_NORM_EPS 1e-6f   // delta_net.c
-
 static void convolve(struct writer *w, const struct layer *layer, int output) {
     const struct layer_record *r = layer->record;
     const int channels = (int)conv_channels(w->model->config, r), is_gated = r->mixer == MIXER_SHORT_CONV;
@@ -142,7 +141,7 @@ static void delta_rule(struct writer *w, const struct layer *layer) {
     plan_use(w, LLAMAC_BUFFER_MIX, (int)state_values(r));
     plan_step(w, LLAMAC_OP_DELTA_RULE)->delta_rule = (llamac_delta_rule_step){
         .key_heads = (int)r->state_key_heads, .heads = (int)r->state_heads, .key_dim = (int)r->state_key_dim,
-        .value_dim = (int)r->state_value_dim, .unit_eps = UNIT_NORM_EPS,
+        .value_dim = (int)r->state_value_dim, .unit_eps = DELTA_UNIT_EPS,
         .q_factor = 1.0f / sqrtf((float)r->state_key_dim), .beta_factor = delta_beta_factor(w->model->config),
         .norm_eps = delta_norm_eps(w->model->config),
         .decay = plan_vector(w, layer->state_decay, (int)r->state_heads),
@@ -183,7 +182,7 @@ static void scan(struct writer *w, const struct layer *layer) {
 static void observe_no_attention(struct writer *w) {
     static const int stages[] = { LLAMAC_STAGE_Q, LLAMAC_STAGE_K, LLAMAC_STAGE_V, LLAMAC_STAGE_CACHE_K,
                                   LLAMAC_STAGE_CACHE_V, LLAMAC_STAGE_SCORES };
-    for (int i = 0; i < (int)(sizeof stages / sizeof *stages); i++) plan_observe(w, stages[i], LLAMAC_BUFFER_MIX, 0);
+    for (int i = 0; i < (int)ARRAY_LEN(stages); i++) plan_observe(w, stages[i], LLAMAC_BUFFER_MIX, 0);
 }
 
 // ---- any
@@ -199,8 +198,9 @@ void plan_mixer_inputs(struct writer *w, const struct layer *layer, int input) {
     }, of_short_conv = { &layer->conv_in, layer->conv_in_bias, LLAMAC_BUFFER_CONV_IN };
     if (layer->record->kv_lora_rank) project_latents(w, layer, input);
     else if (has_attention(layer->record)) project_qkv(w, layer, input);
-    if (has_mamba2(layer->record)) plan_project(w, of_mamba2, 3, input);
-    if (layer->record->mixer == MIXER_DELTA_NET) plan_project(w, of_delta_net, 4, input);
+    if (has_mamba2(layer->record)) plan_project(w, of_mamba2, (int)ARRAY_LEN(of_mamba2), input);
+    if (layer->record->mixer == MIXER_DELTA_NET)
+        plan_project(w, of_delta_net, (int)ARRAY_LEN(of_delta_net), input);
     if (layer->record->mixer == MIXER_SHORT_CONV) plan_project(w, &of_short_conv, 1, input);
 }
 
