@@ -10,16 +10,16 @@ float *llamac_chunk_observer(const llamac_chunk *chunk, int stage, int layer) {
     return observer_of(chunk->eval, stage, layer);
 }
 
-int llamac_chunk_runs(const llamac_chunk *chunk, int32_t *runs, int32_t *last_runs, int32_t *sequences) {
+int llamac_chunk_tables(const llamac_chunk *chunk, int32_t *table_of, int32_t *last_table_of, int32_t *sequences) {
     int n = 0;
     for (int r = 0; r < chunk->n_rows; r++) {
         const int sequence = chunk->rows[r].sequence;
-        int run = n - 1;   // rows of a sequence are usually adjacent
-        while (run >= 0 && sequences[run] != sequence) run--;
-        if (run < 0) sequences[run = n++] = sequence;
-        runs[r] = run;
+        int table = n - 1;   // rows of a sequence are usually adjacent
+        while (table >= 0 && sequences[table] != sequence) table--;
+        if (table < 0) sequences[table = n++] = sequence;
+        table_of[r] = table;
         // the branches of a draft are adjacent, and each has its own row, so their numbers are consecutive
-        last_runs[r] = run + (chunk->last_branches ? chunk->last_branches[r] - sequence : 0);
+        last_table_of[r] = table + (chunk->last_branches ? chunk->last_branches[r] - sequence : 0);
     }
     return n;
 }

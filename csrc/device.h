@@ -78,12 +78,14 @@ struct llamac_chunk {
 // Returns the observer's buffer for a stage: (n_rows or n_wanted, llamac_stage_width), or NULL without an observer.
 float *llamac_chunk_observer(const llamac_chunk *chunk, int stage, int layer);
 
-// Numbers the sequences of a chunk's rows in the order of their first row; for drafts, in the order of branches.
-//     runs         (n_rows): receives the number of each row's sequence
-//     last_runs    (n_rows): receives the number of the last branch that stores the row; runs[r] if rows are not drafts
-//     sequences    (n_rows): receives the sequence of each number
+// Numbers the sequences of a chunk's rows, and so its page tables, in the order of their first row; for drafts, in the
+// order of branches.
+//     table_of         (n_rows): receives the number of each row's sequence
+//     last_table_of    (n_rows): receives the number of the last branch that stores the row; table_of[r] without
+//                      drafts
+//     sequences        (n_rows): receives the sequence of each number
 // Returns the number of sequences.
-int llamac_chunk_runs(const llamac_chunk *chunk, int32_t *runs, int32_t *last_runs, int32_t *sequences);
+int llamac_chunk_tables(const llamac_chunk *chunk, int32_t *table_of, int32_t *last_table_of, int32_t *sequences);
 
 // Writes to ends (n_rows) the end of the positions that each row sees in layers without a window: the position after
 // its own; in an encoder, the one after the last of its sequence; in an assistant, its own.

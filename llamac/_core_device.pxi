@@ -240,12 +240,14 @@ cdef class Chunk:
             found.append((place.group, place.offset, place.head_bytes, place.value_offset, place.state_offset))
         return found
 
-    def runs(self, int32_t[::1] runs not None, int32_t[::1] last_runs not None, int32_t[::1] sequences not None):
-        """Number the sequences of the rows (llamac_chunk_runs). All arrays have n_rows numbers. Return how many."""
+    def tables(
+        self, int32_t[::1] table_of not None, int32_t[::1] last_table_of not None, int32_t[::1] sequences not None
+    ):
+        """Number the sequences of the rows (llamac_chunk_tables). All arrays have n_rows numbers. Return how many."""
         cdef const llamac_chunk *chunk = self._chunk()
-        if min(runs.shape[0], last_runs.shape[0], sequences.shape[0]) < chunk.n_rows:
+        if min(table_of.shape[0], last_table_of.shape[0], sequences.shape[0]) < chunk.n_rows:
             raise ArgumentError(f"the arrays have fewer numbers than the chunk's {chunk.n_rows} rows")
-        return llamac_chunk_runs(chunk, &runs[0], &last_runs[0], &sequences[0])
+        return llamac_chunk_tables(chunk, &table_of[0], &last_table_of[0], &sequences[0])
 
     def ends(self, int32_t[::1] ends not None):
         """Write the end of the positions that each row sees without a window (llamac_chunk_ends): n_rows numbers."""
@@ -269,7 +271,7 @@ cdef class Chunk:
         return llamac_chunk_segments(chunk, <llamac_segment *>&segments[0])
 
     def page_addresses(self, int sequence, int group, uint64_t[::1] addresses not None):
-        """Write the addresses of a sequence's pages of a group, a number of `runs`, from the first page on; 0: none."""
+        """Write the addresses of a sequence's pages of a group, from the first page on; 0: none."""
         cdef const llamac_chunk *chunk = self._chunk()
         if addresses.shape[0]:
             llamac_page_addresses(chunk.session, sequence, group, <int>addresses.shape[0], &addresses[0])

@@ -281,7 +281,9 @@ cdef extern from "device.h" nogil:
     void llamac_set_head_kv_budget(llamac_model *model, size_t bytes)
     int llamac_states_on_device(llamac_session *session, int are_there, llamac_error *err)
     float *llamac_chunk_observer(const llamac_chunk *chunk, int stage, int layer)
-    int llamac_chunk_runs(const llamac_chunk *chunk, int32_t *runs, int32_t *last_runs, int32_t *sequences)
+    int llamac_chunk_tables(
+        const llamac_chunk *chunk, int32_t *table_of, int32_t *last_table_of, int32_t *sequences
+    )
     void llamac_chunk_ends(const llamac_chunk *chunk, int32_t *ends)
     void llamac_chunk_viewpoints(const llamac_chunk *chunk, int32_t *viewpoints)
     ctypedef struct llamac_segment:

@@ -450,8 +450,8 @@ class DeviceModel:
 
         rows = np.frombuffer(chunk.rows(), np.int32).reshape(-1, 4)
         tokens, _, positions, wants = rows.T
-        runs, last_runs, sequences, ends, viewpoints = (np.empty(len(rows), np.int32) for _ in range(5))
-        count = chunk.runs(runs.data, last_runs.data, sequences.data)
+        table_of, last_table_of, sequences, ends, viewpoints = (np.empty(len(rows), np.int32) for _ in range(5))
+        count = chunk.tables(table_of.data, last_table_of.data, sequences.data)
         chunk.ends(ends.data)
         chunk.viewpoints(viewpoints.data)
         types = chunk.types()
@@ -467,8 +467,8 @@ class DeviceModel:
         return Pass(
             tokens=tokens,
             positions=positions,
-            runs=runs,
-            last_runs=last_runs,
+            table_of=table_of,
+            last_table_of=last_table_of,
             wanted=np.flatnonzero(wants).astype(np.int32),
             ends=ends,
             types=np.zeros(len(rows), np.int32) if types is None else np.frombuffer(types, np.int32),

@@ -50,8 +50,8 @@ class Rows(NamedTuple):
 
     n: int
     positions: int  # (n) int32
-    runs: int  # (n) int32: the page table that a row reads, and the first one that it is stored into
-    last_runs: int  # (n) int32: the last one that it is stored into; another than runs for drafts only
+    table_of: int  # (n) int32: the page table that a row reads, and the first one that it is stored into
+    last_table_of: int  # (n) int32: the last one that it is stored into; another than table_of for drafts only
     ends: int  # (n) int32: the end of the positions that it sees in layers without a window
 
 
@@ -76,7 +76,7 @@ class Cache(NamedTuple):
     """A layer's keys and values in the pages of a pass's sequences. The layer's, or those of the layer it reads."""
 
     dtype: str  # "f32", "f16" or "q8"
-    tables: int  # (runs, max_pages) uint64: addresses of pages
+    tables: int  # (tables, max_pages) uint64: addresses of pages
     max_pages: int
     offset: int  # of the layer in a page, in bytes
     head_bytes: int  # of the keys and values of a KV head
@@ -288,7 +288,7 @@ def heads(
         *arguments("pppipp", k, v, angles, rope_dim // 2, norms.q_weight, norms.k_weight),
         *arguments("iiififf", norms.kind, norms.per_head, norms.after_rope, norms.eps, v_is_k, *norms[-2:]),
         *arguments("iiii", shape.n, n_kv, shape.dim, shape.value_dim),
-        *arguments("ppp", rows.positions, rows.runs, rows.last_runs),
+        *arguments("ppp", rows.positions, rows.table_of, rows.last_table_of),
         *_cache(cache),
     )
     grid = ceil_div(shape.n + n_kv, _HEADS_PER_BLOCK), rows.n, 1
@@ -298,7 +298,7 @@ def heads(
 
 def read_cache(driver: Driver, rows: Rows, shape: HeadShape, cache: Cache, keys: int, values: int, width: int) -> None:
     """OBSERVE of cache_k and cache_v: keys and values (rows, width) as they are in the cache, then zeros."""
-    rows_and_heads = width, *shape[1:], rows.positions, rows.runs
+    rows_and_heads = width, *shape[1:], rows.positions, rows.table_of
     read = *arguments("ppiiiipp", keys, values, *rows_and_heads), *_cache(cache)
     driver.launch(f"read_cache_{cache.dtype}", (ceil_div(width, 128), rows.n, 1), 128, read)
 
@@ -450,7 +450,7 @@ def observe_scores(
 
 def _attention(rows: Rows, shape: HeadShape, inputs: AttentionInputs, cache: Cache) -> tuple[Argument, ...]:
     return (
-        *arguments("pfpppp", inputs.q, inputs.scale, inputs.scales, rows.positions, rows.runs, rows.ends),
+        *arguments("pfpppp", inputs.q, inputs.scale, inputs.scales, rows.positions, rows.table_of, rows.ends),
         *_cache(cache),
         *arguments("iiiiifpi", *shape, *inputs[3:]),
     )

@@ -172,7 +172,7 @@ def _row_bytes(linear: plan_records.Linear) -> int:
 def _positions(job: Pass, window: int) -> int:
     """The number of positions that the rows see, each once per sequence. window: as in an Attend step."""
     count = 0
-    for first, end in runs_of(job.runs):
+    for first, end in runs_of(job.table_of):
         start, length = int(job.positions[first]), int(job.ends[first:end].max())
         seen = 0 if window == 0 else start + 1 - window if window > 0 else start - start % -window
         count += length - max(seen, 0)

@@ -24,7 +24,7 @@ CHUNK_ROWS = (1024, 512, 256)  # of a chunk at most: the first number whose buff
 CHUNK_BYTES = 128 << 20
 MAX_ROWS = CHUNK_ROWS[0]
 KV_PAGE = 64  # positions of a page: KV_PAGE of csrc/kv_layout.h
-_ROW_ARRAYS = 8  # tokens, positions, runs, last runs, wanted rows, ends, types, viewpoints
+_ROW_ARRAYS = ("tokens", "positions", "table_of", "last_table_of", "wanted", "ends", "types", "viewpoints")  # of a pass
 SEGMENT = [("first", "i4"), ("last", "i4"), ("from", "u8"), ("to", "u8")]  # llamac_segment of csrc/device.h
 _SEGMENT_BYTES = 24
 _ROWS_AT_A_TIME = 64  # that the memory of rows grows by
@@ -44,8 +44,8 @@ class Pass:
     Attributes:
         tokens: (rows) Token ids.
         positions: (rows) Positions in the sequences.
-        runs: (rows) The index of the row's page tables.
-        last_runs: (rows) A draft is stored in the tables from `runs` to this; otherwise the same as `runs`.
+        table_of: (rows) The index of the row's page tables.
+        last_table_of: (rows) A draft is stored in the tables from `table_of` to this; otherwise the same as `table_of`.
         wanted: The rows whose logits are wanted, ascending.
         ends: (rows) The end of the positions that a row sees in layers without a window.
         types: (rows) The types of the tokens.
@@ -64,8 +64,8 @@ class Pass:
 
     tokens: Ints
     positions: Ints
-    runs: Ints
-    last_runs: Ints
+    table_of: Ints
+    last_table_of: Ints
     wanted: Ints
     ends: Ints
     types: Ints
@@ -143,7 +143,7 @@ def shape_of(job: Pass) -> Shape:
         job.logits is not None and len(job.wanted) > 0,
         len(job.tables[0]) if job.tables else 0,
         1 << (pages - 1).bit_length(),
-        tuple(runs_of(job.runs)),
+        tuple(runs_of(job.table_of)),
         len(job.starts) - 1,
     )
 
@@ -170,18 +170,18 @@ def chains_of(segments: NDArray[np.void]) -> tuple[NDArray[np.void], Ints]:
     return segments[order], starts.astype(np.int32)
 
 
-def runs_of(runs: Ints) -> list[tuple[int, int]]:
+def runs_of(table_of: Ints) -> list[tuple[int, int]]:
     """The (first, end) of adjacent rows of one sequence."""
     import numpy as np
 
-    ends = [*(np.flatnonzero(np.diff(runs)) + 1).tolist(), len(runs)]
+    ends = [*(np.flatnonzero(np.diff(table_of)) + 1).tolist(), len(table_of)]
     return list(zip([0, *ends[:-1]], ends, strict=True))
 
 
 class RowMemory:
     """The rows, states and page tables of the current pass, in one piece of the device's memory.
 
-    First come _ROW_ARRAYS arrays of `room` int32; in passes with states, their segments and starts; then for each group
+    First come the _ROW_ARRAYS of `room` int32; in passes with states, their segments and starts; then for each group
     its tables, `pages` addresses each. The room depends on the shape alone, so graphs of one shape have the same
     addresses.
     """
@@ -209,9 +209,9 @@ class RowMemory:
         """Write a pass of this shape."""
         import numpy as np
 
-        rows = np.zeros((_ROW_ARRAYS, self._room), np.int32)
-        given = job.tokens, job.positions, job.runs, job.last_runs, job.wanted, job.ends, job.types, job.viewpoints
-        for array, values in zip(rows, given, strict=True):
+        rows = np.zeros((len(_ROW_ARRAYS), self._room), np.int32)
+        for array, name in zip(rows, _ROW_ARRAYS, strict=True):
+            values = getattr(job, name)
             array[: len(values)] = values
         tables = np.zeros((self._groups, shape.tables, shape.pages), np.uint64)
         for table, pages in zip(tables, job.tables, strict=True):
@@ -224,50 +224,53 @@ class RowMemory:
         parts = [array.reshape(-1).view(np.uint8) for array in (rows, states, tables)]
         self._driver.upload(self.address, np.concatenate(parts))
 
+    def _array(self, name: str) -> int:
+        return self.address + 4 * _ROW_ARRAYS.index(name) * self._room
+
     @property
     def tokens(self) -> int:
         """The address of the tokens."""
-        return self.address
+        return self._array("tokens")
 
     @property
     def positions(self) -> int:
         """The address of the positions."""
-        return self.address + 4 * self._room
+        return self._array("positions")
 
     @property
-    def runs(self) -> int:
+    def table_of(self) -> int:
         """The address of the indices of page tables."""
-        return self.address + 8 * self._room
+        return self._array("table_of")
 
     @property
-    def last_runs(self) -> int:
+    def last_table_of(self) -> int:
         """The address of the last page tables of drafts."""
-        return self.address + 12 * self._room
+        return self._array("last_table_of")
 
     @property
     def wanted(self) -> int:
         """The address of the rows whose logits are wanted."""
-        return self.address + 16 * self._room
+        return self._array("wanted")
 
     @property
     def ends(self) -> int:
         """The address of the ends of the positions that rows see without a window."""
-        return self.address + 20 * self._room
+        return self._array("ends")
 
     @property
     def types(self) -> int:
         """The address of the tokens' types."""
-        return self.address + 24 * self._room
+        return self._array("types")
 
     @property
     def viewpoints(self) -> int:
         """The address of the positions from which rows see others."""
-        return self.address + 28 * self._room
+        return self._array("viewpoints")
 
     @property
     def segments(self) -> int:
         """The address of the segments."""
-        return self.address + 4 * _ROW_ARRAYS * self._room
+        return self.address + 4 * len(_ROW_ARRAYS) * self._room
 
     @property
     def starts(self) -> int:
@@ -276,7 +279,7 @@ class RowMemory:
 
     def _states_end(self, shape: Shape) -> int:
         states = _SEGMENT_BYTES * self._room + 4 * (self._room + 2) if shape.chains else 0  # a start more, and padding
-        return 4 * _ROW_ARRAYS * self._room + states
+        return 4 * len(_ROW_ARRAYS) * self._room + states
 
     def tables(self, group: int, shape: Shape) -> int:
         """The address of a group's page tables."""

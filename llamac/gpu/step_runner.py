@@ -128,7 +128,7 @@ class StepRunner:
     @property
     def _pass_rows(self) -> Rows:
         rows = self._rows
-        return Rows(self._shape.rows, rows.positions, rows.runs, rows.last_runs, rows.ends)
+        return Rows(self._shape.rows, rows.positions, rows.table_of, rows.last_table_of, rows.ends)
 
     def _layer_cache(self, layer: int) -> Cache:
         place = self._cache.layers[layer]

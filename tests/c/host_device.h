@@ -181,7 +181,7 @@ static inline void host_heads(struct pass *p, const llamac_heads_step *s, int la
             if (s->v_is_k) memcpy(v, k, sizeof(float) * (size_t)s->head_dim);
             if (s->v_norm) kernels_scalar.unit_norm(v, s->head_dim, s->v_eps, s->v_factor);
             host_head(p, s, &s->k_norm, h, r, k);
-            for (int run = p->runs[r]; run <= p->last_runs[r]; run++) {
+            for (int run = p->table_of[r]; run <= p->last_table_of[r]; run++) {
                 uint8_t *page = host_page(p, run, place.group, position / KV_PAGE, place.offset);
                 uint8_t *keys = page + place.offset + (size_t)h * place.head_bytes;
                 kernels_scalar.store_key[dtype](keys, position % KV_PAGE, s->head_dim, k);
@@ -211,7 +211,7 @@ static inline void host_attend_query(struct pass *p, const llamac_attend_step *s
     const int end = s->window > 0 ? min_int(view + s->window, p->ends[r]) : p->ends[r],
               n_pages = ceil_div(end, KV_PAGE), distances = 2 * s->bias_distance + 1;
     uint8_t **pages = take(sizeof *pages * (size_t)n_pages);
-    for (int i = 0; i < n_pages; i++) pages[i] = host_page(p, p->runs[r], place.group, i, place.offset);
+    for (int i = 0; i < n_pages; i++) pages[i] = host_page(p, p->table_of[r], place.group, i, place.offset);
     for (int d = 0; d < dim; d++) scaled[d] = q[d] * scale;
     kernels_scalar.pack[kv_query_type(dtype)](
         panel_row(panel, 1, PANEL_ROWS, kv_query_words(dtype, dim), 0), scaled, dim);
@@ -451,7 +451,7 @@ static inline void host_observe(struct pass *p, const llamac_observe_step *s, in
             for (int i = 0; i < width; i++) to[i] = -INFINITY;
             for (int h = 0; h < a->n_heads; h++) host_attend_query(p, a, layer, r, h, to + h * p->info.context);
         } else if (is_cache) {
-            const uint8_t *page = host_page(p, p->runs[r], place.group, position / KV_PAGE, place.offset);
+            const uint8_t *page = host_page(p, p->table_of[r], place.group, position / KV_PAGE, place.offset);
             for (int h = 0; h < a->n_kv_heads; h++) {
                 const uint8_t *keys = page + place.offset + (size_t)h * place.head_bytes;
                 if (s->stage == LLAMAC_STAGE_CACHE_K)
@@ -524,7 +524,7 @@ static inline int host_forward(void *context, const llamac_chunk *chunk, llamac_
     struct pass p = { .device = d, .plan = plan, .chunk = chunk };
     llamac_session_describe(chunk->session, &p.info);
     CHECK(chunk->n_rows <= MOST_ROWS, "%d rows", chunk->n_rows);
-    llamac_chunk_runs(chunk, p.runs, p.last_runs, p.sequences);
+    llamac_chunk_tables(chunk, p.table_of, p.last_table_of, p.sequences);
     llamac_chunk_ends(chunk, p.ends);
     llamac_chunk_viewpoints(chunk, p.viewpoints);
     p.n_segments = llamac_chunk_segments(chunk, p.segments);

@@ -91,7 +91,7 @@ struct pass {
     const llamac_chunk *chunk;
     llamac_session_info info;
     int wanted[MOST_ROWS];                  // rows that want logits
-    int32_t runs[MOST_ROWS], last_runs[MOST_ROWS], sequences[MOST_ROWS], ends[MOST_ROWS], viewpoints[MOST_ROWS];
+    int32_t table_of[MOST_ROWS], last_table_of[MOST_ROWS], sequences[MOST_ROWS], ends[MOST_ROWS], viewpoints[MOST_ROWS];
     float *buffers[LLAMAC_N_BUFFERS];
     float *angles[FORMAT_MAX_ROPE];       // (rows, dim)
     int n_pairs, n_used;                  // pairs of rows and experts, by expert, then by row

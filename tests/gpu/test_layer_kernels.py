@@ -61,12 +61,12 @@ def address(device: Emulator, values: NDArray[Any] | None) -> int:
 def rows_of(
     device: Emulator,
     positions: list[int],
-    runs: list[int],
-    last_runs: list[int] | None = None,
+    table_of: list[int],
+    last_table_of: list[int] | None = None,
     ends: list[int] | None = None,
 ) -> Rows:
     ends = [position + 1 for position in positions] if ends is None else ends
-    arrays = (np.array(x, np.int32) for x in (positions, runs, last_runs or runs, ends))
+    arrays = (np.array(x, np.int32) for x in (positions, table_of, last_table_of or table_of, ends))
     return Rows(len(positions), *(address(device, x) for x in arrays))
 
 
@@ -270,7 +270,7 @@ def test_heads_are_normed_rotated_and_stored(
     reference: LayerReference, device: Emulator, dtype: str, dim: int, rope_dim: int, kind: HeadNorm
 ) -> None:
     random = np.random.default_rng([dim, kind])
-    shape, positions, runs, last_runs = HeadShape(6, 2, dim, dim), [3, 64, 70], [0, 0, 1], [2, 0, 1]
+    shape, positions, table_of, last_table_of = HeadShape(6, 2, dim, dim), [3, 64, 70], [0, 0, 1], [2, 0, 1]
     q, kv = random.standard_normal((3, 6, dim), np.float32), random.standard_normal((2, 3, 2, dim), np.float32)
     kv[:, 0, 1] *= np.float32(1e5)  # saturates f16
     kv[:, 1, 0, dim // 2] = np.nan
@@ -278,7 +278,7 @@ def test_heads_are_normed_rotated_and_stored(
     kv[1, 2, 1] *= np.float32(1e-32)
     per_head = kind is HeadNorm.LAYER
     q_weight, k_weight = (random.standard_normal((n if per_head else 1, dim), np.float32) for n in (6, 2))
-    rows = rows_of(device, positions, runs, last_runs)
+    rows = rows_of(device, positions, table_of, last_table_of)
     inv_freq = (100.0 ** -(np.arange(rope_dim // 2) / (rope_dim or 1))).astype(np.float32)
     angles = np.array([reference.angles(position, inv_freq, 1.5) for position in positions], np.float32)
 
@@ -308,9 +308,9 @@ def test_heads_are_normed_rotated_and_stored(
         assert same_bits(get(device, k_at, np.float32, keys.shape), keys)
         assert same_bits(get(device, v_at, np.float32, keys.shape), values)
         for r, position in enumerate(positions):
-            for run in range(runs[r], last_runs[r] + 1):
+            for table in range(table_of[r], last_table_of[r] + 1):
                 for i in range(2):
-                    reference.store(dtype, pages.head(run, position, i), position % PAGE, keys[r, i], values[r, i])
+                    reference.store(dtype, pages.head(table, position, i), position % PAGE, keys[r, i], values[r, i])
         check_pages(pages)
         read = [address(device, np.zeros((3, 3 * dim), np.float32)) for _ in range(2)]
         layers.read_cache(device, rows, shape, pages.cache, read[0], read[1], 3 * dim)
@@ -318,7 +318,7 @@ def test_heads_are_normed_rotated_and_stored(
             loaded = np.zeros((3, 3, dim), np.float32)
             for r, position in enumerate(positions):
                 for i in range(2):
-                    page = pages.head(runs[r], position, i)
+                    page = pages.head(table_of[r], position, i)
                     loaded[r, i] = reference.load(dtype, page, position % PAGE, dim, dim)[which]
             assert same_bits(get(device, read[which], np.float32, (3, 3, dim)), loaded)
 
@@ -326,14 +326,14 @@ def test_heads_are_normed_rotated_and_stored(
 @pytest.mark.parametrize("dtype", ["f32", "f16", "q8"])
 def test_heads_of_latent_attention_are_put_together(reference: LayerReference, device: Emulator, dtype: str) -> None:
     random = np.random.default_rng(5)
-    shape, stride, positions, runs = HeadShape(5, 1, 70, 56), 24, [3, 64], [0, 0]
+    shape, stride, positions, table_of = HeadShape(5, 1, 70, 56), 24, [3, 64], [0, 0]
     start, end = random.standard_normal((2, 5, stride), np.float32), random.standard_normal((2, 5, 56), np.float32)
     k, v = random.standard_normal((2, 1, 70), np.float32), random.standard_normal((2, 1, 56), np.float32)
     angles = np.array([reference.angles(position, np.ones(7, np.float32), 1.0) for position in positions], np.float32)
     pages = Pages(reference, device, dtype, shape, [[0, 1]])
     q_at, k_at, v_at = (address(device, x) for x in (np.zeros((2, 5, 70), np.float32), k, v))
     latents = layers.Latents(address(device, start), stride, address(device, end))
-    rows, at = rows_of(device, positions, runs), (q_at, k_at, v_at, address(device, angles), 14)
+    rows, at = rows_of(device, positions, table_of), (q_at, k_at, v_at, address(device, angles), 14)
     layers.heads(device, rows, shape, layers.NO_HEAD_NORMS, *at, pages.cache, latents=latents)
 
     def joined(first: Floats, rest: Floats, row: int) -> Floats:

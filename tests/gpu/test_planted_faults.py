@@ -158,7 +158,7 @@ FAULTS = {
         lambda layer, _, device: layers.test_many_blocks_are_merged(layer, device),
     ),
     "a draft is missing in its last branch": Fault(
-        *("heads.cu", "run <= last_run; run++", "run < last_run; run++", ("heads.cu",)),
+        *("heads.cu", "table <= last_table; table++", "table < last_table; table++", ("heads.cu",)),
         lambda layer, _, device: layers.test_heads_are_normed_rotated_and_stored(
             layer, device, "f32", 16, 16, HeadNorm.NONE
         ),

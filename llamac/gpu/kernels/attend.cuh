@@ -9,7 +9,7 @@
 
 // Calls use(query, d, o) for each number of o of the block: each thread for its dimensions and queries.
 template <int dtype, int Q, class Use>
-static __device__ __forceinline__ void block_values(const Attention &a, const Tile &tile, int run, int start,
+static __device__ __forceinline__ void block_values(const Attention &a, const Tile &tile, int table, int start,
                                                     int first, int last, const Memory<dtype, Q> &s, Use use) {
     const int n = Shares<dtype, Q>::width, R = Shares<dtype, Q>::value_queries;
     const int units = padded_head_dim(a.value_dim) / n;   // neighbors in a strip are neighbors in a warp
@@ -17,8 +17,8 @@ static __device__ __forceinline__ void block_values(const Attention &a, const Ti
         const int query = i / units * R, d = i % units * n;
         if (query >= tile.n) continue;
         float o[n][R];
-        if constexpr (dtype == LLAMAC_Q8) add_value_codes<Q>(a, tile, run, start, first, last, s, query, d, o[0]);
-        else add_values<dtype, Q>(a, tile, run, start, first, last, s, query, d, o);
+        if constexpr (dtype == LLAMAC_Q8) add_value_codes<Q>(a, tile, table, start, first, last, s, query, d, o[0]);
+        else add_values<dtype, Q>(a, tile, table, start, first, last, s, query, d, o);
 #pragma unroll
         for (int t = 0; t < R; t++) {
             if (query + t >= tile.n) break;
@@ -107,7 +107,7 @@ static __device__ void attend(const Attention &a, const int *tiles, const float 
     DYNAMIC_SHARED(memory);
     const int *const entry = tiles + 4 * blockIdx.z;
     const Tile tile = { entry[0], entry[1], entry[2], (int)blockIdx.y };
-    const int first_row = row_of(a, tile, 0), last_row = row_of(a, tile, tile.n - 1), run = a.runs[first_row];
+    const int first_row = row_of(a, tile, 0), last_row = row_of(a, tile, tile.n - 1), table = a.table_of[first_row];
     const int begin = first_visible(a.positions[first_row], a.window),
               end = visible_end<two_sided>(a.positions[last_row], a.window, two_sided ? a.ends[last_row] : 0);
     int start = begin / ATTENTION_BLOCK * ATTENTION_BLOCK;
@@ -119,17 +119,17 @@ static __device__ void attend(const Attention &a, const int *tiles, const float 
     const size_t floats = partial_floats(a.value_dim),
                  block = ((size_t)blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
     float *const to = partials + block * Q * floats;
-    prefetch_block(a, tile, run, start, max(begin - start, 0), min(end - start, (int)ATTENTION_BLOCK));
+    prefetch_block(a, tile, table, start, max(begin - start, 0), min(end - start, (int)ATTENTION_BLOCK));
     load_tile<two_sided>(a, tile, s);
     for (; start < end; start += ATTENTION_BLOCK) {
         const int first = max(begin - start, 0), last = min(end - start, (int)ATTENTION_BLOCK);
         const int next = start + ATTENTION_BLOCK;
-        if (!partials) prefetch_block(a, tile, run, next, 0, min(end - next, (int)ATTENTION_BLOCK));
-        block_scores<dtype, Q>(a, tile, run, start, first, last, s);
+        if (!partials) prefetch_block(a, tile, table, next, 0, min(end - next, (int)ATTENTION_BLOCK));
+        block_scores<dtype, Q>(a, tile, table, start, first, last, s);
         __syncthreads();
         block_numerators<two_sided>(a, tile, start, s);
         __syncthreads();
-        if constexpr (dtype == LLAMAC_Q8) pack_numerators<Q>(a, tile, run, start, first, last, s);
+        if constexpr (dtype == LLAMAC_Q8) pack_numerators<Q>(a, tile, table, start, first, last, s);
         if (threadIdx.x < (unsigned)tile.n) {
             const int t = threadIdx.x, is_visible = max(s.begin[t], start) < min(s.end[t], start + ATTENTION_BLOCK);
             if (partials) {
@@ -140,7 +140,7 @@ static __device__ void attend(const Attention &a, const int *tiles, const float 
             }
         }
         __syncthreads();
-        block_values<dtype, Q>(a, tile, run, start, first, last, s, [&](int t, int d, float o) {
+        block_values<dtype, Q>(a, tile, table, start, first, last, s, [&](int t, int d, float o) {
             if (partials) to[t * floats + PARTIAL_O + d] = o;
             else results.add_output(t, d, o);
         });
@@ -167,7 +167,7 @@ static __device__ void observe_scores(const Attention &a, int observed_heads, in
     if (head < a.n_heads) {   // the whole block of threads
         const Tile tile = { row, head % group, 1, head / group };
         load_tile<true>(a, tile, s);
-        block_scores<dtype, 1>(a, tile, a.runs[row], start, max(begin - start, 0),
+        block_scores<dtype, 1>(a, tile, a.table_of[row], start, max(begin - start, 0),
                                min(end - start, (int)ATTENTION_BLOCK), s);
         __syncthreads();
     }
@@ -178,11 +178,11 @@ static __device__ void observe_scores(const Attention &a, int observed_heads, in
 }
 
 #define ATTENTION_PARAMETERS \
-    const float *q, float scale, const float *scales, const int *positions, const int *runs, const int *ends, \
+    const float *q, float scale, const float *scales, const int *positions, const int *table_of, const int *ends, \
         const uint64_t *tables, int max_pages, int offset, int head_bytes, int value_offset, int n_heads, \
         int n_kv_heads, int head_dim, int value_dim, int window, float soft_cap, const float *biases, int bias_distance
 #define ATTENTION \
-    Attention { q, scale, scales, positions, runs, ends, \
+    Attention { q, scale, scales, positions, table_of, ends, \
                 Cache { tables, max_pages, offset, head_bytes, value_offset }, n_heads, n_kv_heads, head_dim, \
                 value_dim, window, soft_cap, biases, bias_distance }
 

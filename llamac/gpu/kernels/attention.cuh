@@ -23,7 +23,7 @@ struct Attention {
     const float *q;                              // (rows, n_heads, head_dim)
     float scale;                                 // multiplies q if `scales` is NULL
     const float *scales;                         // (rows), or NULL
-    const int *positions, *runs, *ends;          // (rows); ends: of the positions that a row sees without a window
+    const int *positions, *table_of, *ends;      // (rows); ends: of the positions that a row sees without a window
     Cache cache;
     int n_heads, n_kv_heads, head_dim, value_dim, window;
     float soft_cap;
@@ -230,10 +230,10 @@ static __device__ void load_tile(const Attention &a, const Tile &tile, const Mem
 
 // Starts to load the keys and values of the block of positions at `start`, [first, last) of it, into the L2 cache: all
 // at once, so that memory is busy even if few blocks of threads run.
-static __device__ __forceinline__ void prefetch_block(const Attention &a, const Tile &tile, int run, int start,
+static __device__ __forceinline__ void prefetch_block(const Attention &a, const Tile &tile, int table, int start,
                                                       int first, int last) {
     for (int i = first / KV_PAGE * KV_PAGE; i < last; i += KV_PAGE) {
-        const uint8_t *const page = a.cache.keys(run, start + i, tile.kv_head);
+        const uint8_t *const page = a.cache.keys(table, start + i, tile.kv_head);
         for (int at = threadIdx.x * PREFETCH_BYTES; at < a.cache.head_bytes; at += ATTEND_THREADS * PREFETCH_BYTES)
             prefetch_l2(page + at);
     }
@@ -321,7 +321,7 @@ static __device__ __forceinline__ void score_codes(const Memory<LLAMAC_Q8, Q> &s
 // The scores, before the soft cap, of the block's positions [first, last), counted from its start at position `start`,
 // with all queries, and maybe those of neighbors.
 template <int dtype, int Q>
-static __device__ void block_scores(const Attention &a, const Tile &tile, int run, int start, int first, int last,
+static __device__ void block_scores(const Attention &a, const Tile &tile, int table, int start, int first, int last,
                                     const Memory<dtype, Q> &s) {
     typedef Shares<dtype, Q> Share;
     const int n = Share::width, R = Share::score_queries, threads = Share::score_threads;
@@ -329,7 +329,7 @@ static __device__ void block_scores(const Attention &a, const Tile &tile, int ru
     for (int i = n * (threadIdx.x % threads); i < last; i += n * threads) {
         if (i + n <= first) continue;
         const int slot = i % KV_PAGE;
-        const uint8_t *const strip = a.cache.keys(run, start + i, tile.kv_head) +
+        const uint8_t *const strip = a.cache.keys(table, start + i, tile.kv_head) +
                                      (size_t)(slot / STRIP_ROWS) * kv_key_strip_bytes(dtype, a.head_dim);
         float scores[n][R];
         if constexpr (dtype == LLAMAC_Q8)
@@ -384,7 +384,7 @@ static __device__ void block_numerators(const Attention &a, const Tile &tile, in
 // In q8: the numerators of each page, times the values' scales, become codes with one scale per query. A half-warp
 // takes a query and a page, a lane 4 positions. As pack_numerators.
 template <int Q>
-static __device__ void pack_numerators(const Attention &a, const Tile &tile, int run, int start, int first, int last,
+static __device__ void pack_numerators(const Attention &a, const Tile &tile, int table, int start, int first, int last,
                                        const Memory<LLAMAC_Q8, Q> &s) {
     const int lane = threadIdx.x % LANES, half_warp = threadIdx.x / LANES, stride = Shares<LLAMAC_Q8, Q>::stride;
     for (int base = 0; base < Q * BLOCK_PAGES; base += HALF_WARPS) {   // Q * BLOCK_PAGES may be less than HALF_WARPS
@@ -392,7 +392,7 @@ static __device__ void pack_numerators(const Attention &a, const Tile &tile, int
         const int is_seen = page < BLOCK_PAGES && page * KV_PAGE < last && (page + 1) * KV_PAGE > first;
         const int begin = s.begin[t] - start, end = is_seen ? s.end[t] - start : 0;
         const uint16_t *const scales =
-            is_seen ? (const uint16_t *)a.cache.values(run, start + page * KV_PAGE, tile.kv_head) : nullptr;
+            is_seen ? (const uint16_t *)a.cache.values(table, start + page * KV_PAGE, tile.kv_head) : nullptr;
         float x[4];
         for (int j = 0; j < 4; j++) {
             const int visible = i + j >= begin && i + j < end;
@@ -426,7 +426,7 @@ template <int R, class M> static __device__ __forceinline__ Range shared_range(c
 // o of n neighboring dimensions for R queries, from query `query` on: chains over the visible positions of [first,
 // last), ascending.
 template <int dtype, int Q, int n, int R>
-static __device__ __forceinline__ void add_values(const Attention &a, const Tile &tile, int run, int start, int first,
+static __device__ __forceinline__ void add_values(const Attention &a, const Tile &tile, int table, int start, int first,
                                                   int last, const Memory<dtype, Q> &s, int query, int d,
                                                   float (&o)[n][R]) {
     const int stride = Shares<dtype, Q>::stride, lines = Shares<dtype, Q>::batch;
@@ -436,7 +436,7 @@ static __device__ __forceinline__ void add_values(const Attention &a, const Tile
 #pragma unroll
         for (int t = 0; t < R; t++) o[i][t] = 0;
     const auto values_at = [&](int i) {   // a batch of positions is in one page
-        return a.cache.values(run, start + i, tile.kv_head) + value_at(dtype, i % KV_PAGE, d);
+        return a.cache.values(table, start + i, tile.kv_head) + value_at(dtype, i % KV_PAGE, d);
     };
     Batch<dtype, n, lines> next;
     next.load(values_at(first / lines * lines));
@@ -477,14 +477,14 @@ static __device__ __forceinline__ void add_values(const Attention &a, const Tile
 // The same for one dimension in q8: a fused multiply-add per page. Stored codes are offset by 128, and so is their
 // product with the numerators' codes by 128 times the sum of those.
 template <int Q, int R>
-static __device__ __forceinline__ void add_value_codes(const Attention &a, const Tile &tile, int run, int start,
+static __device__ __forceinline__ void add_value_codes(const Attention &a, const Tile &tile, int table, int start,
                                                        int first, int last, const Memory<LLAMAC_Q8, Q> &s, int query,
                                                        int d, float (&o)[R]) {
 #pragma unroll
     for (int t = 0; t < R; t++) o[t] = 0;
     for (int page = first / KV_PAGE; page * KV_PAGE < last; page++) {
         const uint8_t *const codes =
-            a.cache.values(run, start + page * KV_PAGE, tile.kv_head) + kv_value_code_offset(0, d);
+            a.cache.values(table, start + page * KV_PAGE, tile.kv_head) + kv_value_code_offset(0, d);
         unsigned words[PAGE_WORDS], sums[R];
 #pragma unroll
         for (int j = 0; j < PAGE_WORDS; j++) words[j] = __ldg((const uint32_t *)(codes + j * LINE_BYTES));

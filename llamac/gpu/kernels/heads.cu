@@ -40,7 +40,7 @@ static __device__ void make_value(float *x, float *v, float eps, float factor, i
 
 // A row's heads: first n_heads of q; then, unless n_kv_heads is 0, those of k, whose warps also store the head of v.
 // Norms (before RoPE, or after it) and rotates q and k in place. Stores k and v at the row's position in the pages of
-// runs runs[r] to last_runs[r]: those of a draft in all of its branches. As rotate_and_store of attention.c.
+// tables table_of[r] to last_table_of[r]: those of a draft in all of its branches. As rotate_and_store of attention.c.
 // Before that, makes v as make_value of attention.c: with v_is_k the key before its norm and RoPE; unless v_factor is
 // 0, it is then normed.
 // In latent attention, q and k are assembled first: the first head_dim - value_dim numbers of a head of q are those
@@ -58,7 +58,7 @@ static __device__ void heads(float *q, const float *q_start, int q_stride, const
                              const float *angles, int half, const float *q_weight, const float *k_weight, int norm,
                              int per_head, int norm_after_rope, float eps, int v_is_k, float v_eps, float v_factor,
                              int n_heads, int n_kv_heads, int head_dim, int value_dim, const int *positions,
-                             const int *runs, const int *last_runs, Cache cache) {
+                             const int *table_of, const int *last_table_of, Cache cache) {
     DYNAMIC_SHARED(memory);
     const int warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
     const int head = blockIdx.x * HEADS_PER_BLOCK + warp, row = blockIdx.y, is_key = head >= n_heads;
@@ -73,7 +73,8 @@ static __device__ void heads(float *q, const float *q_start, int q_stride, const
     const float *weight = is_key ? k_weight : q_weight;
     if (per_head) weight += (size_t)(is_key ? kv_head : head) * head_dim;
 
-    const int position = positions[row], first_run = runs[row], last_run = last_runs[row], slot = position % KV_PAGE;
+    const int position = positions[row], slot = position % KV_PAGE;
+    const int first_table = table_of[row], last_table = last_table_of[row];
     if (angles) angles += (size_t)row * 2 * half;
     for (int d = lane; d < head_dim; d += WARP_LANES) {   // issues all loads first, so that their latencies overlap
         x[d] = d < start_dim ? start[d] : end[d - start_dim];
@@ -87,9 +88,9 @@ static __device__ void heads(float *q, const float *q_start, int q_stride, const
     if (norm_after_rope) norm_head(x, head_dim, weight, eps, norm);
     for (int d = lane; d < head_dim; d += WARP_LANES) numbers[d] = x[d];
     if (!is_key) return;
-    for (int run = first_run; run <= last_run; run++) {
-        store_key<dtype>(cache.keys(run, position, kv_head), slot, head_dim, x);
-        store_value<dtype>(cache.values(run, position, kv_head), slot, value_dim, value);
+    for (int table = first_table; table <= last_table; table++) {
+        store_key<dtype>(cache.keys(table, position, kv_head), slot, head_dim, x);
+        store_value<dtype>(cache.values(table, position, kv_head), slot, value_dim, value);
     }
 }
 
@@ -97,17 +98,17 @@ static __device__ void heads(float *q, const float *q_start, int q_stride, const
 // (rows, width), zeros after the heads' numbers. Grid (width / 128, rounded up; rows); block 128.
 template <int dtype>
 static __device__ void read_cache(float *keys, float *values, int width, int n_kv_heads, int head_dim, int value_dim,
-                                  const int *positions, const int *runs, Cache cache) {
+                                  const int *positions, const int *table_of, Cache cache) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x, row = blockIdx.y, key_head = i / head_dim,
               value_head = i / value_dim;
     if (i >= width) return;
     const size_t at = (size_t)row * width + i;
-    const int run = runs[row], position = positions[row], slot = position % KV_PAGE;
+    const int table = table_of[row], position = positions[row], slot = position % KV_PAGE;
     keys[at] = key_head >= n_kv_heads ? 0.0f
-                                      : load_key<dtype>(cache.keys(run, position, key_head), slot, head_dim,
+                                      : load_key<dtype>(cache.keys(table, position, key_head), slot, head_dim,
                                                         i % head_dim);
     values[at] = value_head >= n_kv_heads ? 0.0f
-                                          : load_value<dtype>(cache.values(run, position, value_head), slot,
+                                          : load_value<dtype>(cache.values(table, position, value_head), slot,
                                                               i % value_dim);
 }
 
@@ -116,21 +117,21 @@ static __device__ void read_cache(float *keys, float *values, int width, int n_k
     heads_##name(float *q, const float *q_start, int q_stride, const float *q_end, float *k, float *v, \
                  const float *angles, int half, const float *q_weight, const float *k_weight, int norm, int per_head, \
                  int norm_after_rope, float eps, int v_is_k, float v_eps, float v_factor, int n_heads, \
-                 int n_kv_heads, int head_dim, int value_dim, const int *positions, const int *runs, \
-                 const int *last_runs, const uint64_t *tables, int max_pages, int offset, int head_bytes, \
+                 int n_kv_heads, int head_dim, int value_dim, const int *positions, const int *table_of, \
+                 const int *last_table_of, const uint64_t *tables, int max_pages, int offset, int head_bytes, \
                  int value_offset) { \
         wait_for_earlier(); \
         let_next_start(); \
         heads<dtype>(q, q_start, q_stride, q_end, k, v, angles, half, q_weight, k_weight, norm, per_head, \
                      norm_after_rope, eps, v_is_k, v_eps, v_factor, n_heads, n_kv_heads, head_dim, value_dim, \
-                     positions, runs, last_runs, \
+                     positions, table_of, last_table_of, \
                      Cache { tables, max_pages, offset, head_bytes, value_offset }); \
     } \
     extern "C" __global__ void __launch_bounds__(128) \
     read_cache_##name(float *keys, float *values, int width, int n_kv_heads, int head_dim, int value_dim, \
-                      const int *positions, const int *runs, const uint64_t *tables, int max_pages, int offset, \
+                      const int *positions, const int *table_of, const uint64_t *tables, int max_pages, int offset, \
                       int head_bytes, int value_offset) { \
-        read_cache<dtype>(keys, values, width, n_kv_heads, head_dim, value_dim, positions, runs, \
+        read_cache<dtype>(keys, values, width, n_kv_heads, head_dim, value_dim, positions, table_of, \
                           Cache { tables, max_pages, offset, head_bytes, value_offset }); \
     }
 CACHE_KERNELS(f32, LLAMAC_F32)

@@ -6,18 +6,18 @@
 #include "codes.cuh"
 #include "kv_layout.h"
 
-// A layer's keys and values in the pages of a pass: tables (runs, max_pages) holds a page's address for each 64
-// positions of a run. `offset`: of the layer in a page; head_bytes: of a KV head's keys and values; value_offset: of
+// A layer's keys and values in the pages of a pass: tables (n, max_pages) holds a page's address for each 64
+// positions of a table. `offset`: of the layer in a page; head_bytes: of a KV head's keys and values; value_offset: of
 // the values in them.
 struct Cache {
     const uint64_t *tables;
     int max_pages, offset, head_bytes, value_offset;
 
-    __device__ __forceinline__ uint8_t *keys(int run, int position, int head) const {
-        return (uint8_t *)tables[(size_t)run * max_pages + position / KV_PAGE] + offset + (size_t)head * head_bytes;
+    __device__ __forceinline__ uint8_t *keys(int table, int position, int head) const {
+        return (uint8_t *)tables[(size_t)table * max_pages + position / KV_PAGE] + offset + (size_t)head * head_bytes;
     }
-    __device__ __forceinline__ uint8_t *values(int run, int position, int head) const {
-        return keys(run, position, head) + value_offset;
+    __device__ __forceinline__ uint8_t *values(int table, int position, int head) const {
+        return keys(table, position, head) + value_offset;
     }
 };
 
