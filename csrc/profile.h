@@ -38,7 +38,7 @@ int llamac_profile(llamac_session *session, llamac_step_cost *costs, size_t n_co
 // Returns where the costs of a session are added, or NULL if it does not measure.
 llamac_step_cost *llamac_costs_of(const llamac_session *session);
 
-// ---- for the graph (steps.c)
+// ---- for the graph (profile_steps.c)
 
 struct worker;
 // Starts the clock of a chunk. Every member calls it.

@@ -50,12 +50,12 @@ LADDER: tuple[tuple[str, ...], ...] = (
         *("plan_graph", "plan_mixers", "plan_ffn", "plan_eagle"),
     ),
     ("kernels_neon", "kernels_neon_dotprod", "kernels_neon_i8mm"),
-    ("lora", "drafts", "shift", "draws", "chunk", "recurrent"),
+    ("lora", "drafts", "shift", "draws", "device_chunk", "recurrent"),
     ("products",),
     ("eagle",),
     (
         *("forward", "drafter", "attention", "latent", "delta_net", "mamba2", "short_conv", "ffn", "layer_embedding"),
-        *("observe", "steps"),
+        *("observe", "profile_steps"),
     ),
 )
 INCLUDED_BY_THE_TEMPLATE = (

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// chunk.c - the information that a device needs about its chunk: observers, page tables. See device.h.
+// device_chunk.c - the information that a device needs about its chunk: observers, page tables. See device.h.
 #include "device.h"
 
 #include "common.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// steps.c - a profile: costs by layer and step of the graph. See profile.h. A session that does not measure pays one
-// comparison for each step.
+// profile_steps.c - a profile: costs by layer and step of the graph. See profile.h. A session that does not measure
+// pays one comparison for each step.
 #include "profile.h"
 
 #include "clock.h"
