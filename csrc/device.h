@@ -61,7 +61,7 @@ struct llamac_chunk {
     float *logits;                   // (n_wanted, vocab_size); NULL: only output_norm is wanted
     int is_mtp;                      // 1: the plan belongs to the model's MTP layer
     const llamac_model *drafter;     // the drafter that computes the chunk (llamac_plan_open_drafter); or NULL
-    int is_further;                  // 1: the inputs of an EAGLE-3 head are its own states, after a draft
+    int after_draft;                 // 1: the inputs of an EAGLE-3 head are its own states, after a draft
     const int *state_layers;         // (3), or NULL: of a session with an EAGLE-3 head, see
                                      // llamac_plan_open_trunk
     int input_width, hidden_width;   // of a row of inputs, and of hidden

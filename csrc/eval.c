@@ -116,7 +116,7 @@ int eval_on_device(struct eval *e, llamac_error *err) {
         .session = e->session, .rows = e->rows, .n_rows = e->n_rows, .n_wanted = e->n_wanted,
         .last_branches = e->last_branches, .types = e->types ? e->types + e->first_row : NULL, .logits = e->logits,
         .n_observations = e->n_observations, .cancel = e->cancel.request, .eval = e,
-        .is_mtp = m->is_mtp, .drafter = m->config->drafter ? m : NULL, .is_further = is_eagle(m) && !e->states,
+        .is_mtp = m->is_mtp, .drafter = m->config->drafter ? m : NULL, .after_draft = is_eagle(m) && !e->states,
         .state_layers = e->session->reads_layers ? e->session->eagle_layers : NULL,
         .input_width = (int)widths.inputs, .hidden_width = (int)widths.hidden,
         .inputs = inputs ? inputs + (size_t)e->first_row * widths.inputs : NULL, .n_hidden = n_hidden,

@@ -373,10 +373,10 @@ int llamac_plan_open(llamac_plan *plan, const llamac_model *model, int mtp, llam
 // of layers, each 0 to n_layers. state_layers: (3). Errors: as llamac_plan_open.
 int llamac_plan_open_trunk(llamac_plan *plan, const llamac_model *model, const int *state_layers, llamac_error *err);
 
-// Makes the plan of a drafter that drafts for `trunk`. is_further: that of an EAGLE-3 head which continues from its own
-// states, after a draft. If the drafter has no embedding, the EMBED step reads the trunk's table, whose operand has no
+// Makes the plan of a drafter that drafts for `trunk`. after_draft: that of an EAGLE-3 head which continues from its
+// own states. If the drafter has no embedding, the EMBED step reads the trunk's table, whose operand has no
 // offset. Errors: as llamac_plan_open; LLAMAC_BAD_ARGUMENT if the two do not match.
-int llamac_plan_open_drafter(llamac_plan *plan, const llamac_model *drafter, const llamac_model *trunk, int is_further,
+int llamac_plan_open_drafter(llamac_plan *plan, const llamac_model *drafter, const llamac_model *trunk, int after_draft,
                              llamac_error *err);
 
 // Frees a plan. Accepts an empty one.

@@ -28,7 +28,7 @@ void plan_eagle_in(struct writer *w) {
     llamac_norm_step *s = plan_norm_rows(w, LLAMAC_BUFFER_X, inputs, dim,
                                          plan_norm(w, m->drafter.embedding_norm, NULL));
     s->to_stride = 2 * dim;
-    if (w->is_further) copy_rows(w, plan_use(w, LLAMAC_BUFFER_STATES, dim), LLAMAC_BUFFER_X, dim, 0, dim);
+    if (w->after_draft) copy_rows(w, plan_use(w, LLAMAC_BUFFER_STATES, dim), LLAMAC_BUFFER_X, dim, 0, dim);
     else stream_of_states(w);
     w->layer = 0;   // which has the stage
     const int normed = plan_norm_stream(w, LLAMAC_STAGE_ATTN_NORM, (int)m->config->eagle_normed,

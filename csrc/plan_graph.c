@@ -224,17 +224,17 @@ int llamac_plan_open_trunk(llamac_plan *plan, const llamac_model *model, const i
     return write_plan(plan, (struct writer){ .model = model, .state_layers = state_layers }, err);
 }
 
-int llamac_plan_open_drafter(llamac_plan *plan, const llamac_model *drafter, const llamac_model *trunk, int is_further,
+int llamac_plan_open_drafter(llamac_plan *plan, const llamac_model *drafter, const llamac_model *trunk, int after_draft,
                              llamac_error *err) {
     *plan = (llamac_plan){ 0 };
     if (!drafter->config->drafter) return bad_argument(err, "the model is not a drafter");
-    if (is_further && !is_eagle(drafter))
-        return bad_argument(err, "is_further is %d, expected 0: the drafter is not an EAGLE-3 head", is_further);
+    if (after_draft && !is_eagle(drafter))
+        return bad_argument(err, "after_draft is %d, expected 0: the drafter is not an EAGLE-3 head", after_draft);
     if (drafter->config->n_clusters && drafter->output.lora)
         return err_set(err, LLAMAC_UNSUPPORTED, "the drafter has an adapter of its output matrix, whose rows are in "
                        "clusters: llamac computes this only on the CPU");
     if (session_check_pair(drafter, trunk, err)) return -1;
-    return write_plan(plan, (struct writer){ .model = drafter, .trunk = trunk, .is_further = is_further }, err);
+    return write_plan(plan, (struct writer){ .model = drafter, .trunk = trunk, .after_draft = after_draft }, err);
 }
 
 void llamac_plan_close(llamac_plan *plan) {

@@ -8,7 +8,7 @@
 
 struct writer {
     const struct llamac_model *model, *trunk;   // trunk: the model that a drafter drafts for; or NULL
-    int is_further;           // of an EAGLE-3 head: it continues from its own states
+    int after_draft;          // of an EAGLE-3 head: it continues from its own states
     const int *state_layers;  // (FORMAT_EAGLE_STATES), or NULL: what hidden states are (llamac_plan_open_trunk)
     llamac_plan *plan;
     llamac_step *steps;       // the plan's; NULL: steps and experts are only counted

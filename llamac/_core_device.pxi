@@ -174,9 +174,9 @@ cdef class Chunk:
         return PyMemoryView_FromMemory(<char *>chunk.hidden, _row_bytes(chunk.hidden_width) * chunk.n_hidden,
                                        PyBUF_WRITE)
 
-    def is_further(self):
+    def after_draft(self):
         """Return whether the inputs of an EAGLE-3 head are its own states, after a draft."""
-        return self._chunk().is_further != 0
+        return self._chunk().after_draft != 0
 
     def state_layers(self):
         """Return after how many layers the hidden states are the residual stream; None: they are normed outputs."""

@@ -119,11 +119,11 @@ cdef object _step(const llamac_step *s):
                             s.observe.first)
 
 
-def plan(Model model not None, *, bint mtp=False, Model trunk=None, bint is_further=False, state_layers=None):
+def plan(Model model not None, *, bint mtp=False, Model trunk=None, bint after_draft=False, state_layers=None):
     """Return the plan of a model, of its MTP layer, or of a drafter that drafts for a trunk (plan.h).
 
     With `state_layers`, three numbers of layers, the model's hidden states are those that an EAGLE-3 head reads. With
-    `is_further`, a head continues from its own states. Raises ArgumentError for more than one of `mtp`, `trunk` and
+    `after_draft`, a head continues from its own states. Raises ArgumentError for more than one of `mtp`, `trunk` and
     `state_layers`: a plan is of one of them.
     """
     cdef llamac_plan p
@@ -136,14 +136,14 @@ def plan(Model model not None, *, bint mtp=False, Model trunk=None, bint is_furt
     if mtp + (trunk is not None) + (state_layers is not None) > 1:
         raise ArgumentError("more than one of mtp, trunk and state_layers is given: an MTP layer has no trunk, a "
                             "drafter has no MTP layer, and no head reads the states of either")
-    if is_further and trunk is None:
-        raise ArgumentError("is_further is True, but there is no trunk: it is for EAGLE-3 heads")
+    if after_draft and trunk is None:
+        raise ArgumentError("after_draft is True, but there is no trunk: it is for EAGLE-3 heads")
     if state_layers is not None:
         layers = state_layers
     if model._ptr is NULL or (trunk is not None and trunk._ptr is NULL):
         raise ClosedError("the model is closed")
     if trunk is not None:
-        check(llamac_plan_open_drafter(&p, model._ptr, trunk._ptr, is_further, &err), &err)
+        check(llamac_plan_open_drafter(&p, model._ptr, trunk._ptr, after_draft, &err), &err)
     elif state_layers is not None:
         check(llamac_plan_open_trunk(&p, model._ptr, layers, &err), &err)
     else:

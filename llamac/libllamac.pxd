@@ -256,7 +256,7 @@ cdef extern from "device.h" nogil:
         float *logits
         int is_mtp
         const llamac_model *drafter
-        int is_further
+        int after_draft
         const int *state_layers
         int input_width, hidden_width
         const float *inputs
@@ -458,7 +458,7 @@ cdef extern from "plan.h" nogil:
     int llamac_plan_open_trunk(llamac_plan *plan, const llamac_model *model, const int *state_layers,
                                llamac_error *err)
     int llamac_plan_open_drafter(llamac_plan *plan, const llamac_model *drafter, const llamac_model *trunk,
-                                 int is_further, llamac_error *err)
+                                 int after_draft, llamac_error *err)
     void llamac_plan_close(llamac_plan *plan)
 
 

@@ -205,7 +205,7 @@ class DeviceModel:
             self._file = weakref.ref(file)
             self._n_parts = 0  # made so far: the next one's number
             self._parts = [self._part(plan, self._weights) for plan in plans]
-            self._reading: dict[tuple[int, int, int], Part] = {}  # the model that records states after these layers
+            self._trunk_parts: dict[tuple[int, int, int], Part] = {}  # that record states after these layers
             self._drafters: list[Drafter] = []
             room = self.driver.memory()[0] - self._margin
             self.mtp_kv_room = layers_share(room, least_kv, file.config["n_layers"], 1) if len(plans) > 1 else 0
@@ -293,7 +293,7 @@ class DeviceModel:
             UnsupportedError: The drafter has an adapter of clusters.
         """
         is_head = drafter.config["drafter"] == "eagle3"
-        plans = [_core.plan(drafter.core, trunk=trunk.core, is_further=bool(i)) for i in range(1 + is_head)]
+        plans = [_core.plan(drafter.core, trunk=trunk.core, after_draft=bool(i)) for i in range(1 + is_head)]
         with self._exclusively():
             self._drop_closed_drafters(trunk)
             if any(each.file() is drafter for each in self._drafters):
@@ -326,8 +326,8 @@ class DeviceModel:
             self.kv_room += drafter.bytes
             self._share_room(trunk)
         if not self._drafters:  # no session still records states for a head
-            self._close_graphs({part.number for part in self._reading.values()})
-            self._reading.clear()
+            self._close_graphs({part.number for part in self._trunk_parts.values()})
+            self._trunk_parts.clear()
 
     def _close_graphs(self, parts: Collection[int]) -> None:
         """Close the graphs of these parts."""
@@ -344,16 +344,16 @@ class DeviceModel:
             for drafter in self._drafters:
                 file = drafter.file()
                 if file is not None and chunk.is_of_drafter(file.core):
-                    return drafter.parts[chunk.is_further()]
+                    return drafter.parts[chunk.after_draft()]
             raise ClosedError("the draft model is closed")
         layers = chunk.state_layers()
         if layers is None:
             return self._parts[_MTP if is_mtp else _MODEL]
-        if layers not in self._reading:
+        if layers not in self._trunk_parts:
             file = self._file()
             assert file is not None  # a session uses it
-            self._reading[layers] = self._part(_core.plan(file.core, state_layers=layers), self._weights)
-        return self._reading[layers]
+            self._trunk_parts[layers] = self._part(_core.plan(file.core, state_layers=layers), self._weights)
+        return self._trunk_parts[layers]
 
     # ---- what the core calls
 

@@ -513,7 +513,7 @@ static inline void host_step(struct pass *p, const llamac_step *s) {
 
 static inline int host_forward(void *context, const llamac_chunk *chunk, llamac_error *e) {
     struct host_device *d = context;
-    const llamac_plan *plan = chunk->drafter ? &d->drafter_plans[chunk->is_further]
+    const llamac_plan *plan = chunk->drafter ? &d->drafter_plans[chunk->after_draft]
                               : chunk->is_mtp ? &d->mtp_plan : chunk->state_layers ? &d->trunk_plan : &d->plan;
     d->forwards++;
     if (host_fails(d, e)) return -1;

@@ -307,7 +307,7 @@ def test_plans_are_of_one_model(files: dict[str, Path]) -> None:
     trunk, head = FlatFile(files["trunk"]).core, FlatFile(files["plain"]).core
     with pytest.raises(llamac.ArgumentError, match="more than one of mtp, trunk and state_layers is given"):
         _core.plan(head, trunk=trunk, state_layers=(0, 1, 2))
-    with pytest.raises(llamac.ArgumentError, match="is_further is True, but there is no trunk"):
-        _core.plan(trunk, is_further=True)
+    with pytest.raises(llamac.ArgumentError, match="after_draft is True, but there is no trunk"):
+        _core.plan(trunk, after_draft=True)
     with pytest.raises(llamac.ArgumentError, match=r"state_layers\[1\] is 5, expected 0 to 4"):
         _core.plan(trunk, state_layers=(0, 5, 2))
