@@ -44,7 +44,7 @@ static int check_keys(const struct llamac_model *drafter, const struct llamac_mo
 
 int session_check_pair(const struct llamac_model *drafter, const struct llamac_model *trunk, llamac_error *err) {
     const struct config *c = drafter->config, *of_trunk = trunk->config;
-    const char *kind = format_without_logits(of_trunk);
+    const char *kind = format_kind_without_logits(of_trunk);
     if (trunk->is_mtp || of_trunk->drafter || kind)
         return bad_argument(err, "the trunk of a drafter is %s, expected a language model",
                             kind ? kind : "itself a drafter");

@@ -114,7 +114,7 @@ int llamac_eval_drafts(llamac_session *s, const llamac_draft *drafts, int n_draf
     if (n_drafts < 0 || n_drafts > LLAMAC_MAX_DRAFTS)
         return bad_argument(err, "n_drafts is %d, expected 0 to %d", n_drafts, LLAMAC_MAX_DRAFTS);
     if (!n_drafts) return 0;
-    const char *kind = format_without_logits(s->model->config);
+    const char *kind = format_kind_without_logits(s->model->config);
     if (kind) return err_set(err, LLAMAC_UNSUPPORTED, "cannot compute drafts: the model is %s", kind);
     if (s->keys_of != s)   // a branch is a fork of a sequence with pages
         return err_set(err, LLAMAC_UNSUPPORTED, "cannot compute trees of drafts: the model is an assistant, whose rows "

@@ -195,7 +195,7 @@ static int check_states(const struct llamac_session *s, int n, const llamac_eval
 // Checks that the model has what is wanted of its end: hidden states for drafts, and logits or the normed rows.
 static int check_logits(const struct config *c, const llamac_row *rows, int n, const float *logits,
                         const llamac_eval_options *o, llamac_error *err) {
-    const char *kind = format_without_logits(c);
+    const char *kind = format_kind_without_logits(c);
     int wanted = 0, observed[LLAMAC_N_STAGES] = { 0 };
     if (o->hidden && kind)
         return err_set(err, LLAMAC_UNSUPPORTED, "the model is %s, which has no hidden states for drafts", kind);

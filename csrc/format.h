@@ -269,7 +269,8 @@ int format_all_zero(const uint8_t *p, size_t bytes);
 // Check the config record, and the fields of an EAGLE-3 head against its layers.
 int format_check_config(const struct config *c, llamac_error *err);
 // What a model without a next token is, for messages: "an encoder" or "a reranker"; NULL: a language model.
-const char *format_without_logits(const struct config *c);
+const char *format_kind_without_logits(const struct config *c);
+static inline int has_logits(const struct config *c) { return !format_kind_without_logits(c); }
 int format_check_eagle(const struct config *c, const struct layer_record *layers, llamac_error *err);
 
 // Copies and checks header, section table, config, layers and tensor table of a file in memory, aligned to 64 bytes.

@@ -29,7 +29,7 @@ static int check_rope(const struct config *c, llamac_error *err) {
     return 0;
 }
 
-const char *format_without_logits(const struct config *c) {
+const char *format_kind_without_logits(const struct config *c) {
     return c->two_sided ? "an encoder" : c->scores_pairs ? "a reranker" : NULL;
 }
 
@@ -39,7 +39,7 @@ static int check_encoder(const struct config *c, llamac_error *err) {
     if (!c->two_sided &&
         format_check_demands("config", of_encoders, ARRAY_LEN(of_encoders), "with two_sided 0", err))
         return -1;
-    if (format_without_logits(c) && !c->tied_output)
+    if (!has_logits(c) && !c->tied_output)
         return bad_model(err, "config: tied_output is 0, expected 1 with %s 1",
                          c->two_sided ? "two_sided" : "scores_pairs");
     for (uint32_t i = 0; i < FORMAT_MAX_POOLED; i++)
@@ -116,7 +116,7 @@ int format_check_config(const struct config *c, llamac_error *err) {
         if (i < c->n_stop_ids ? (uint32_t)c->stop_ids[i] >= c->vocab_size : c->stop_ids[i] != 0)
             return bad_model(err, "config: stop_ids[%u] is %d, expected %s", i, c->stop_ids[i],
                              i < c->n_stop_ids ? "an id below vocab_size" : "0 (unused)");
-    if (c->mtp_layers && (c->norm != NORM_RMS || c->position == POSITION_LEARNED || format_without_logits(c)))
+    if (c->mtp_layers && (c->norm != NORM_RMS || c->position == POSITION_LEARNED || !has_logits(c)))
         return bad_model(err, "config: mtp_layers is %u, expected 0 unless norm is rms, position is not learned, and "
                          "two_sided and scores_pairs are 0", c->mtp_layers);
     return check_rope(c, err) || check_encoder(c, err) || check_lone(c, err) || check_drafter(c, err) ? -1 : 0;

@@ -159,10 +159,10 @@ static void output(struct writer *w) {
     const int dim = (int)c->dim, vocab = (int)c->vocab_size;
     const int normed = plan_use(w, LLAMAC_BUFFER_OUTPUT_NORMED, dim);
     const llamac_norm norm = plan_norm(w, m->output_norm, m->output_norm_bias);
-    if (!format_without_logits(c) && !w->state_layers) hidden_states(w, norm);
+    if (has_logits(c) && !w->state_layers) hidden_states(w, norm);
     plan_norm_rows(w, LLAMAC_BUFFER_X, normed, dim, norm);
     plan_observe(w, LLAMAC_STAGE_OUTPUT_NORM, normed, dim);
-    if (format_without_logits(c)) return;
+    if (!has_logits(c)) return;
     if (is_eagle(m)) plan_eagle_logits(w, normed);
     else if (c->n_clusters) cluster_logits(w, normed);
     else plan_project(w, &(struct projection){ &m->output, m->output_bias, LLAMAC_BUFFER_LOGITS }, 1, normed);
@@ -214,7 +214,7 @@ int llamac_plan_open(llamac_plan *plan, const llamac_model *model, int mtp, llam
 int llamac_plan_open_trunk(llamac_plan *plan, const llamac_model *model, const int *state_layers, llamac_error *err) {
     const struct config *c = model->config;
     *plan = (llamac_plan){ 0 };
-    const char *kind = format_without_logits(c);
+    const char *kind = format_kind_without_logits(c);
     if (model->is_mtp || c->drafter || kind)
         return bad_argument(err, "the model is %s, expected a language model", kind ? kind : "itself a drafter");
     for (int i = 0; i < FORMAT_EAGLE_STATES; i++)

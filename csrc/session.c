@@ -274,7 +274,7 @@ int llamac_session_open(llamac_session **session, const llamac_model *model, con
     if (!s) return -1;
     mem_count_object(1);
     // encoders and rerankers keep no keys and values for later evals
-    const int is_exact = format_without_logits(model->config) || model->dtypes == 1u << LLAMAC_F32,
+    const int is_exact = !has_logits(model->config) || model->dtypes == 1u << LLAMAC_F32,
               default_kv_dtype = is_exact ? LLAMAC_F32 : LLAMAC_F16;
     s->model = model;
     s->trunk = options->trunk;
