@@ -156,7 +156,7 @@ typedef struct {
 typedef struct {
     const void *config;    // one config record
     const void *layers;    // n_layers + mtp_layers layer records
-    uint32_t group, table, layer, expert, next;
+    uint32_t group, index, layer, expert, next;   // index: of the RoPE table or pooled layer
 } llamac_slot_iterator;
 
 // Writes the next slot, in the order of the file. The config and the layers need not be valid. Returns 1 if there was

@@ -22,7 +22,7 @@ enum extent {
 // When a model has a tensor: if all of its conditions hold. OPTIONAL: it may then still lack the tensor.
 // condition_holds decides a condition, and slot_describe_conditions explains it: a new one belongs in both.
 enum condition {
-    ALWAYS,   // also the end of a slot's conditions
+    ALWAYS, NOTHING = ALWAYS,   // NOTHING ends a list of conditions
     OPTIONAL, IF_LAYER_NORM, IF_LEARNED, IF_LONG_ROPE, IF_UNTIED, IF_QK_NORM, IF_ATTN_NORM, IF_FFN_NORM, IF_POST_NORM,
     IF_DENSE, IF_GATED, IF_EXPERTS, IF_OWN_KV, IF_OWN_V, IF_SINKS, IF_SHARED, IF_SHARED_GATE, IF_ATTENTION,
     IF_DELTA_NET, IF_OUTPUT_GATE, IF_TYPES, IF_LATENT, IF_LATENT_Q, IF_NOT_LATENT, IF_CHOICE_BIAS, IF_SHORT_CONV,
@@ -227,7 +227,7 @@ static int depends_on(const llamac_slot_iterator *it, const enum condition *amon
 }
 int slot_is_required(const llamac_slot_iterator *it) {
     const int is_eagle = config_of(it)->drafter == DRAFTER_EAGLE3;
-    return !depends_on(it, (const enum condition[MAX_CONDITIONS]){ OPTIONAL, is_eagle ? OPTIONAL_IN_EAGLE : ALWAYS });
+    return !depends_on(it, (const enum condition[MAX_CONDITIONS]){ OPTIONAL, is_eagle ? OPTIONAL_IN_EAGLE : NOTHING });
 }
 
 // Moves to the next layer, or to what follows the last one.
@@ -244,7 +244,7 @@ int slot_advance(llamac_slot_iterator *it) {
     switch ((enum group)it->group) {
     case GROUP_FIRST: it->group = c->n_rope ? GROUP_ROPE : after_rope; break;   // once
     case GROUP_ROPE:   // for each table
-        if (++it->table == c->n_rope) it->group = after_rope;
+        if (++it->index == c->n_rope) it->group = after_rope;
         break;
     case GROUP_LAYER:   // for each layer, which its experts follow
         if (experts_of(it)) it->group = GROUP_EXPERT, it->expert = 0;
@@ -256,11 +256,11 @@ int slot_advance(llamac_slot_iterator *it) {
     case GROUP_DRAFTER: it->group = GROUP_LAST; break;   // once
     case GROUP_LAST:   // once
         if (!c->n_pooled) return 0;
-        it->group = GROUP_POOLED, it->table = 0;
+        it->group = GROUP_POOLED, it->index = 0;
         break;
     case GROUP_POOLED:   // for each pooled layer
-        if (it->table + 1 >= c->n_pooled) return 0;
-        it->table++;
+        if (it->index + 1 >= c->n_pooled) return 0;
+        it->index++;
         break;
     }
     it->next = 1;
@@ -273,7 +273,7 @@ static int condition_holds(const llamac_slot_iterator *it, enum condition condit
     case ALWAYS: case OPTIONAL: case OPTIONAL_IN_EAGLE: return 1;
     case IF_LAYER_NORM: return c->norm == NORM_LAYER;
     case IF_LEARNED: return c->position == POSITION_LEARNED;
-    case IF_LONG_ROPE: return c->rope_original_context[it->table] > 0;
+    case IF_LONG_ROPE: return c->rope_original_context[it->index] > 0;
     case IF_UNTIED: return !c->tied_output;
     case IF_QK_NORM:
         return c->qk_norm != QK_NORM_NONE && (c->qk_norm != QK_NORM_ROTATED_HEAD || layer_of(it)->rope >= 0);
@@ -297,7 +297,7 @@ static int condition_holds(const llamac_slot_iterator *it, enum condition condit
     case IF_OUTPUT_GATE: return layer_of(it)->output_gate != OUTPUT_GATE_NONE;
     case IF_TYPES: return c->n_types > 0;
     case IF_BIASED_DISTANCES: return c->bias_distance > 0;
-    case IF_POOLED_NORM: return c->pooled_norm[it->table];
+    case IF_POOLED_NORM: return c->pooled_norm[it->index];
     case IF_LATENT: return layer_of(it)->kv_lora_rank > 0;
     case IF_LATENT_Q: return layer_of(it)->q_lora_rank > 0;
     case IF_NOT_LATENT: return layer_of(it)->kv_lora_rank == 0;
@@ -365,7 +365,7 @@ static uint64_t extent_of(const llamac_slot_iterator *it, enum extent e) {
     case DIM: return c->dim;
     case VOCAB: return c->vocab_size;
     case CONTEXT: return c->context;
-    case ROPE_HALF: return c->rope_dim[it->table] / 2;
+    case ROPE_HALF: return c->rope_dim[it->index] / 2;
     case HEADS: return (uint64_t)heads.n;
     case Q_DIM: return q_dim;
     case KV_DIM: return kv_dim;
@@ -385,8 +385,8 @@ static uint64_t extent_of(const llamac_slot_iterator *it, enum extent e) {
     case STATE_VALUES: return state_values(layer_of(it));
     case TYPES: return c->n_types;
     case DISTANCES: return (uint64_t)c->n_heads * (2 * (uint64_t)c->bias_distance + 1);
-    case POOLED_OUT: return c->pooled_dim[it->table];
-    case POOLED_IN: return it->table ? c->pooled_dim[it->table - 1] : c->dim;
+    case POOLED_OUT: return c->pooled_dim[it->index];
+    case POOLED_IN: return it->index ? c->pooled_dim[it->index - 1] : c->dim;
     case EAGLE_VOCAB: return c->eagle_vocab_size;
     case EXPERT_DIM: return c->expert_dim;
     case MIX_DIM: return mix_width(c, layer_of(it));
@@ -396,8 +396,10 @@ static uint64_t extent_of(const llamac_slot_iterator *it, enum extent e) {
     case NOPE_DIM: return layer_of(it)->qk_nope_head_dim;
     case LAYER_EMBEDDING: return layer_embedding_of(it);
     case LAYER_EMBEDDINGS: return (uint64_t)c->n_layers * layer_embedding_of(it);
-    default: return 1;
+    case ONE: case ONE_ROW: return 1;
+    case GATES: case OUTPUT_ROWS: case Q_INPUTS: case ATTN_INPUTS: case Q_NORM_DIM: case K_NORM_DIM: break;
     }
+    return 0;   // these have been resolved
 }
 
 uint64_t slot_rows(const llamac_slot_iterator *it) { return extent_of(it, slot_of(it)->rows); }
@@ -406,8 +408,8 @@ uint64_t slot_columns(const llamac_slot_iterator *it) { return extent_of(it, slo
 void slot_name(const llamac_slot_iterator *it, char name[FORMAT_NAME_BYTES]) {
     const char *last = slot_of(it)->name;
     switch (it->group) {
-    case GROUP_ROPE: snprintf(name, FORMAT_NAME_BYTES, "rope.%u.%s", it->table, last); break;
-    case GROUP_POOLED: snprintf(name, FORMAT_NAME_BYTES, "pooled.%u.%s", it->table, last); break;
+    case GROUP_ROPE: snprintf(name, FORMAT_NAME_BYTES, "rope.%u.%s", it->index, last); break;
+    case GROUP_POOLED: snprintf(name, FORMAT_NAME_BYTES, "pooled.%u.%s", it->index, last); break;
     case GROUP_LAYER: snprintf(name, FORMAT_NAME_BYTES, "layers.%u.%s", it->layer, last); break;
     case GROUP_EXPERT:
         snprintf(name, FORMAT_NAME_BYTES, "layers.%u.experts.%u.%s", it->layer, it->expert, last);
@@ -473,7 +475,7 @@ static void describe_extent(const llamac_slot_iterator *it, enum extent e, char 
     switch (e) {
     case Q_DIM: case KV_DIM: case MIX_DIM: case LATENT_Q_DIM: describe_heads(it, e, text); break;
     case ROPE_HALF:
-        snprintf(text, SLOT_TEXT_BYTES, "half of rope_dim[%u] %u", it->table, c->rope_dim[it->table]);
+        snprintf(text, SLOT_TEXT_BYTES, "half of rope_dim[%u] %u", it->index, c->rope_dim[it->index]);
         break;
     case LAYER_EMBEDDINGS:
         snprintf(text, SLOT_TEXT_BYTES, "n_layers %u times layer_embedding_dim %u", c->n_layers,
@@ -492,7 +494,7 @@ static void describe_extent(const llamac_slot_iterator *it, enum extent e, char 
         snprintf(text, SLOT_TEXT_BYTES, "n_heads %u times the %u distances up to bias_distance", c->n_heads,
                  2 * c->bias_distance + 1);
         break;
-    case POOLED_OUT: snprintf(text, SLOT_TEXT_BYTES, "pooled_dim[%u] %u", it->table, c->pooled_dim[it->table]); break;
+    case POOLED_OUT: snprintf(text, SLOT_TEXT_BYTES, "pooled_dim[%u] %u", it->index, c->pooled_dim[it->index]); break;
     case POOLED_IN: snprintf(text, SLOT_TEXT_BYTES, "width %" PRIu64 " of its inputs", extent_of(it, e)); break;
     case DRAFTER_INPUTS:
         snprintf(text, SLOT_TEXT_BYTES, "%d times trunk_dim %u", inputs_of_drafter(c), c->trunk_dim);
@@ -536,7 +538,7 @@ void slot_describe_conditions(const llamac_slot_iterator *it, char text[SLOT_TEX
         { { IF_STATE_NORM }, "config", "state_norm", c->state_norm },
         { { IF_OUTPUT_GATE }, "layer", "output_gate", layer->output_gate },
         { { IF_NOT_ASSISTANT, IF_ASSISTANT, IF_DRAFTER, IF_EAGLE }, "config", "drafter", c->drafter },
-        { { IF_OUTPUT_IDS, c->drafter ? IF_OWN_KV : ALWAYS, IF_OWN_V }, "config", "drafter", c->drafter },
+        { { IF_OUTPUT_IDS, c->drafter ? IF_OWN_KV : NOTHING, IF_OWN_V }, "config", "drafter", c->drafter },
         { { IF_IN_NORM }, "config", "eagle_in_norm", c->eagle_in_norm },
     };
     const struct { enum condition conditions[MAX_CONDITIONS]; const char *field; int32_t value; } numbers[] = {
@@ -548,7 +550,7 @@ void slot_describe_conditions(const llamac_slot_iterator *it, char text[SLOT_TEX
         { { IF_CHOICE_BIAS }, "router_choice_bias", (int32_t)layer->router_choice_bias },
         { { IF_SHARED }, "shared_ffn_dim", (int32_t)layer->shared_ffn_dim },
         { { IF_SHARED_GATE }, "shared_gate", (int32_t)layer->shared_gate },
-        { { layer->ffn == FFN_EXPERTS ? IF_GATED : ALWAYS }, "plain_experts", (int32_t)layer->plain_experts },
+        { { layer->ffn == FFN_EXPERTS ? IF_GATED : NOTHING }, "plain_experts", (int32_t)layer->plain_experts },
         { { IF_EXPERT_NORMS }, "expert_norms", (int32_t)layer->expert_norms },
         { { IF_EXPERT_FACTORS }, "expert_factors", (int32_t)layer->expert_factors },
         { { IF_LAYER_EMBEDDING }, "layer_embedding_dim", (int32_t)layer_embedding_of(it) },
@@ -569,13 +571,13 @@ void slot_describe_conditions(const llamac_slot_iterator *it, char text[SLOT_TEX
         if (depends_on(it, numbers[i].conditions))
             append(text, ", with %s %d", numbers[i].field, numbers[i].value);
     if (depends_on(it, (const enum condition[MAX_CONDITIONS]){ IF_LONG_ROPE }))
-        append(text, ", with rope_original_context[%u] %u", it->table, c->rope_original_context[it->table]);
+        append(text, ", with rope_original_context[%u] %u", it->index, c->rope_original_context[it->index]);
     if (depends_on(it, (const enum condition[MAX_CONDITIONS]){ IF_TYPES }))
         append(text, ", with n_types %u", c->n_types);
     if (depends_on(it, (const enum condition[MAX_CONDITIONS]){ IF_BIASED_DISTANCES }))
         append(text, ", with bias_distance %u", c->bias_distance);
     if (depends_on(it, (const enum condition[MAX_CONDITIONS]){ IF_POOLED_NORM }))
-        append(text, ", with pooled_norm[%u] %u", it->table, c->pooled_norm[it->table]);
+        append(text, ", with pooled_norm[%u] %u", it->index, c->pooled_norm[it->index]);
     if (depends_on(it, (const enum condition[MAX_CONDITIONS]){ IF_UNTIED }))
         append(text, ", with tied_output %u", c->tied_output);
 }
@@ -585,8 +587,8 @@ void slot_describe_conditions(const llamac_slot_iterator *it, char text[SLOT_TEX
 // The structure that the current slot's offset refers to.
 static char *base_of(const llamac_slot_iterator *it, struct llamac_model *m) {
     switch (it->group) {
-    case GROUP_ROPE: return (char *)&m->rope[it->table];
-    case GROUP_POOLED: return (char *)&m->pooled[it->table];
+    case GROUP_ROPE: return (char *)&m->rope[it->index];
+    case GROUP_POOLED: return (char *)&m->pooled[it->index];
     case GROUP_LAYER: return (char *)&m->layers[it->layer];
     case GROUP_EXPERT: return (char *)&m->layers[it->layer].experts[it->expert];
     default: return (char *)m;

@@ -52,7 +52,7 @@ cdef extern from "llamac.h" nogil:
     ctypedef struct llamac_slot_iterator:
         const void *config
         const void *layers
-        uint32_t group, table, layer, expert, next
+        uint32_t group, index, layer, expert, next
     int llamac_slot_next(llamac_slot_iterator *iterator, llamac_slot *slot)
 
     # models
