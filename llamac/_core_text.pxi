@@ -151,7 +151,7 @@ cdef class Vocabulary:
         cdef uint32_t rank = vocab_rank(&self._c, first, second)
         return None if rank == VOCAB_NONE else rank
 
-    def roles(self, uint32_t token):
+    def merge_roles(self, uint32_t token):
         """Return whether a token is the result of a merge, and whether it is a half of one."""
         self.index()
         if token >= self._c.n_tokens:

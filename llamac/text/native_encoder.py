@@ -44,14 +44,14 @@ class NativeEncoder:
         self,
         document: dict[str, Any],
         vocabulary: _core.Vocabulary,
-        roles: Collection[int],
+        bos_eos: Collection[int],
         find_spans: Callable[[str], list[tuple[int, int]]],
     ) -> None:
         """
         Args:
             document: A tokenizer.json; its vocabulary and merges are not read.
             vocabulary: The vocabulary.
-            roles: The ids of BOS and EOS.
+            bos_eos: The ids of BOS and EOS.
             find_spans: The library's `special_spans`, for the few tokenizers that need it.
 
         Raises:
@@ -68,13 +68,13 @@ class NativeEncoder:
         self.added = {token: entry["content"] for token, entry in entries}
         self.special = frozenset(token for token, entry in entries if entry["special"])
         self.ids = {text: token for token, text in self.added.items()}
-        self._names = _names_found_by_text(self, roles)
+        self._names = _names_found_by_text(self, bos_eos)
         if model.get("byte_fallback") and any(name.startswith("<0x") for name in self._names):
             raise UnsupportedError("a special token that is a byte is not supported")
         self._search = SpecialNames(sorted(self._names))
         self._normalized_special = any(entry["special"] and entry["normalized"] for _, entry in entries)
         unknown = model.get("unk_token")
-        self._special_ids = (self.special | frozenset(roles)) - {self.id_of(unknown or "")}
+        self._special_ids = (self.special | frozenset(bos_eos)) - {self.id_of(unknown or "")}
         self._full = _Mode(self, entries, frozenset())
         self._plain: _Mode | None = None if self._names else self._full
         self._entries = entries
@@ -234,12 +234,12 @@ def _split(finder: _Finder | None, text: str, skip_special: bool) -> list[Part]:
 def native_encoder(
     document: dict[str, Any],
     vocabulary: _core.Vocabulary,
-    roles: Collection[int],
+    bos_eos: Collection[int],
     find_spans: Callable[[str], list[tuple[int, int]]],
 ) -> NativeEncoder | None:
     """Build an encoder (`NativeEncoder`), or return None if the core does not support the tokenizer."""
     try:
-        return NativeEncoder(document, vocabulary, roles, find_spans)
+        return NativeEncoder(document, vocabulary, bos_eos, find_spans)
     except UnsupportedError:
         return None
 
@@ -272,14 +272,14 @@ def _added_entries(document: dict[str, Any], vocabulary: _core.Vocabulary) -> li
     return entries
 
 
-def _names_found_by_text(encoder: NativeEncoder, roles: Collection[int]) -> set[str]:
+def _names_found_by_text(encoder: NativeEncoder, bos_eos: Collection[int]) -> set[str]:
     """As `encoding._names_found_by_text`."""
     vocabulary, formed, names = encoder.vocabulary, set(), set()
-    for token in {*encoder.special, *roles}:
+    for token in {*encoder.special, *bos_eos}:
         text = vocabulary.text(token)
         if text is None:
             continue
-        is_formed, is_joined = vocabulary.roles(token)
+        is_formed, is_joined = vocabulary.merge_roles(token)
         if is_formed and token in encoder.special:
             formed.add(text)
         if encoder._model.get("ignore_merges") and not (is_formed or is_joined):
