@@ -69,6 +69,14 @@ class Part(NamedTuple):
     experts: int = 0  # in place of the matrix's address, scales and bias: Experts.table
 
 
+class Inputs(NamedTuple):
+    """Addresses of what a launch multiplies with matrices."""
+
+    packed: int
+    tiles: int = 0  # what `tile_pairs` wrote; 0: tiles are adjacent rows
+    row_of: int = 0  # the row of inputs of each row of outputs; 0: the same one
+
+
 class Epilogue(NamedTuple):
     """What happens to the outputs of a product after the bias, in the order of the fields that are addresses."""
 
@@ -158,7 +166,7 @@ def mixed_products(driver: Driver, parts: Sequence[Part], inputs: tuple[int, int
     shapes = parts[0].matrix, parts[-1].matrix
     names = [_NAMES[shape.dtype] for shape in shapes]
     first = sum(part.matrix.dtype == shapes[0].dtype for part in parts)
-    values = *_product_arguments(parts, 1, (0, inputs[0], 0), NO_EPILOGUE), *arguments("pi", inputs[1], first)
+    values = *_product_arguments(parts, 1, Inputs(inputs[0]), NO_EPILOGUE), *arguments("pi", inputs[1], first)
     blocks = _blocks(parts, 1)
     warps, shared = _few_warps(driver, blocks, shapes, 1, _held(names[0], "one"))
     driver.launch(f"product_{names[0]}_{names[1]}_one", (1, blocks, 1), _WARP * warps, values, shared)
@@ -181,7 +189,7 @@ def _products(
 ) -> None:
     many = _rows_are_many(driver, heads * _blocks(parts, 1), heads * _blocks(parts, MANY_STRIPS[0]), m, form)
     tiles = ceil_div(m, MANY_ROWS if many else FEW_ROWS)
-    _launch_products(driver, parts, form, many, (tiles, heads), m, (0, inputs, 0), epilogue)
+    _launch_products(driver, parts, form, many, tiles, heads, m, Inputs(inputs), epilogue)
 
 
 def _rows_are_many(driver: Driver, few_blocks: int, many_blocks: int, m: int, form: Form) -> bool:
@@ -257,7 +265,7 @@ def expert_products(
     found = [Part(Matrix(0, e.dtype, e.rows, e.columns), y, experts=e.table) for e, y in parts]
     many, most = _pairs_are_many(n, pairs), most_tiles(n, pairs)
     sums = Epilogue(accumulate=accumulate)
-    _launch_products(driver, found, form, many, (most, 1), pairs, (tiles, inputs, pair_rows), sums)
+    _launch_products(driver, found, form, many, most, 1, pairs, Inputs(inputs, tiles, pair_rows), sums)
 
 
 def tile_products(
@@ -265,7 +273,7 @@ def tile_products(
 ) -> None:
     """Multiply pairs of rows and matrices, each of which is a tile of its own (`tile_pairs`). y: (pairs, rows)."""
     part = Part(Matrix(0, matrices.dtype, matrices.rows, matrices.columns), y, experts=matrices.table)
-    _launch_products(driver, [part], form, False, (pairs, 1), pairs, (tiles, inputs, pair_rows), NO_EPILOGUE)
+    _launch_products(driver, [part], form, False, pairs, 1, pairs, Inputs(inputs, tiles, pair_rows), NO_EPILOGUE)
 
 
 def _blocks(parts: Sequence[Part], strips: int) -> int:
@@ -278,15 +286,16 @@ def _launch_products(
     parts: Sequence[Part],
     form: Form,
     many: bool,
-    grid: tuple[int, int],
+    tiles: int,
+    heads: int,
     m: int,
-    x: tuple[int, int, int],
-    e: Epilogue,
+    inputs: Inputs,
+    epilogue: Epilogue,
 ) -> None:
-    """grid: tiles of rows and heads. x: the table of tiles, the inputs, and the row of inputs of each row."""
-    shape, (tiles, heads) = parts[0].matrix, grid
-    values = _product_arguments(parts, m, x, e)
-    rows = "many" if many else "one" if m == 1 and not x[0] and not form.is_float else "few"
+    """tiles: of rows, the number of blocks of threads along them."""
+    shape = parts[0].matrix
+    values = _product_arguments(parts, m, inputs, epilogue)
+    rows = "many" if many else "one" if m == 1 and not inputs.tiles and not form.is_float else "few"
     name = f"product_{_NAMES[shape.dtype]}_{rows}{'_fast' if form is Form.FAST else ''}"
     if many:
         strips = MANY_STRIPS[0] if form.is_float else _many_strips(driver, parts, tiles * heads)
@@ -300,14 +309,16 @@ def _launch_products(
         driver.launch(name, (tiles, blocks, heads), _WARP * warps, values, shared)
 
 
-def _product_arguments(parts: Sequence[Part], m: int, x: tuple[int, int, int], e: Epilogue) -> tuple[Argument, ...]:
-    """PRODUCT_PARAMETERS of kernels/epilogue.cuh. x: as in _launch_products."""
+def _product_arguments(parts: Sequence[Part], m: int, inputs: Inputs, epilogue: Epilogue) -> tuple[Argument, ...]:
+    """PRODUCT_PARAMETERS of kernels/epilogue.cuh."""
     table: list[int] = []
     for w, y, bias, experts in parts:
         table += w.address, w.scales, bias, experts, y, w.rows
     table += [0] * (6 * (MOST_PARTS - len(parts)))
-    sums = e.accumulate + 2 * e.accumulate_copy, e.copy, e.row_weights
-    return arguments("pppppi" * MOST_PARTS + "pppiiipp", *table, *x, m, parts[0].matrix.columns, *sums)
+    sizes = m, parts[0].matrix.columns
+    sums = epilogue.accumulate + 2 * epilogue.accumulate_copy, epilogue.copy, epilogue.row_weights
+    x = inputs.tiles, inputs.packed, inputs.row_of
+    return arguments("pppppi" * MOST_PARTS + "pppiiipp", *table, *x, *sizes, *sums)
 
 
 def _held(dtype: str, rows: str) -> int:
