@@ -65,7 +65,7 @@ class Constraint:
         self._tokenizer = tokenizer
         self._matcher = self._vocabulary.matcher(guide.grammar)
         n = self._vocabulary.n_ids
-        self._closings = guide.closings
+        self._value_marks = guide.closings  # tokens that close values
         self._stop_ids = [token for token in stop_ids if token < n]
         self._may_force = may_force
         self._banned = frozenset(banned)
@@ -73,9 +73,9 @@ class Constraint:
         self._pending: Future[None] | None = None
         self._forced: list[int] | None = None  # tokens from here on; None: not known
         self._shortest: int | None = None  # tokens of a short text of the grammar; None: no draw has been prepared
-        self._ending_tokens: list[int] = []  # the rest of the completion that has begun
+        self._planned: list[int] = []  # the rest of the completion that has begun
         self._tag: str | None = None  # that opened the running reasoning
-        self._closing: re.Pattern[bytes] | None = None  # what ends it
+        self._reasoning_end: re.Pattern[bytes] | None = None  # what ends it
         self._leaving: list[int] = []  # the tokens that are left of a closing tag that has begun
         self._openings: dict[int, str] = {}  # tokens that may begin the reasoning, and their tags
         self._tail = b""
@@ -99,14 +99,14 @@ class Constraint:
             token = self._beginning(tokenizer, tag)
             if token is not None and may_open:
                 self._openings[token] = tag
-        if self._closing:
+        if self.is_free:
             self._openings = {}
 
     def _reason(self, tag: str) -> None:
         """Begin the reasoning that this tag opens."""
         self._tag, self._openings = tag, {}
         pattern = HEADS[tag][0] if tag in HEADS else re.escape(_CLOSING_TAGS[tag])
-        self._closing = re.compile(pattern.encode())
+        self._reasoning_end = re.compile(pattern.encode())
 
     def _beginning(self, tokenizer: Tokenizer, tag: str) -> int | None:
         """The token that begins an opening tag; None if the vocabulary has none, or the grammar has the tag itself."""
@@ -129,17 +129,17 @@ class Constraint:
     @property
     def is_free(self) -> bool:
         """Whether any token may come next: the model reasons."""
-        return bool(self._closing)
+        return self._reasoning_end is not None
 
     @property
     def is_complete(self) -> bool:
         """Whether the text matches, and nothing can follow."""
-        return not self._closing and self._is_stopped
+        return not self.is_free and self._is_stopped
 
     @property
     def is_accepting(self) -> bool:
         """Whether the text matches."""
-        return not self._closing and bool(self._settled().is_accepting())
+        return not self.is_free and bool(self._settled().is_accepting())
 
     def is_ready(self, timeout: float) -> bool:
         """Wait for the mask, at most `timeout` seconds; whether it is known."""
@@ -151,7 +151,7 @@ class Constraint:
         Raises:
             UnsupportedError: If the grammar is too complex here.
         """
-        if self._closing:
+        if self.is_free:
             return None
         self._settled()
         if (token := self.forced()) is not None:
@@ -166,7 +166,7 @@ class Constraint:
         """
         if self._leaving:
             return self._leaving[0]
-        if self._closing or self._openings or not self._may_force:
+        if self.is_free or self._openings or not self._may_force:
             return None
         if self._forced is None:
             self._forced = _forced_tokens(self._settled())
@@ -183,11 +183,11 @@ class Constraint:
             self._reason(self._openings[token])
             self._tail = self._tokenizer.token_bytes(token)
             return
-        if self._closing:
+        if self._reasoning_end is not None:
             self._leaving = self._leaving[1:] if self._leaving[:1] == [token] else []
             self._tail = (self._tail + token_name(self._tokenizer, token))[-64:]
-            if self._closing.search(self._tail):
-                self._closing = None
+            if self._reasoning_end.search(self._tail):
+                self._reasoning_end = None
                 self._prepare()
             return
         self._openings = {}
@@ -199,7 +199,7 @@ class Constraint:
             raise ArgumentError(f"the token {token} does not match the guide")
         self._is_stopped = bool(matcher.is_stopped())
         self._forced = self._forced[1:] or None if self._forced and self._forced[0] == token else None
-        self._ending_tokens = self._ending_tokens[1:] if self._ending_tokens[:1] == [token] else []
+        self._planned = self._planned[1:] if self._planned[:1] == [token] else []
         self._prepare()
 
     # ---- limits
@@ -216,15 +216,15 @@ class Constraint:
         Returns:
             The token; or one that begins a completion of the text, if the token leaves no room for one.
         """
-        if self._closing and token in self._stop_ids and token_name(self._tokenizer, token) != CALL_END:
+        if self.is_free and token in self._stop_ids and token_name(self._tokenizer, token) != CALL_END:
             assert self._tag is not None
             self._leaving = tag_ids(self._tokenizer, _CLOSING_TAGS[self._tag] + HEADS.get(self._tag, ("", ""))[1])
             return self._leaving[0]
-        if self._closing or token in self._openings or token in self._stop_ids:
+        if self.is_free or token in self._openings or token in self._stop_ids:
             return token
         matcher = self._settled()
-        if self._ending_tokens:  # a completion has begun, perhaps in the middle of a closing mark
-            return self._ending_tokens[0]
+        if self._planned:  # a completion has begun, perhaps in the middle of a closing mark
+            return self._planned[0]
         if left > 2 * (self._shortest or 0) + MIN_CLOSING:
             return token
         after = matcher.deep_copy()
@@ -232,21 +232,21 @@ class Constraint:
             check_matcher(after)
         if self._completion(after, left - 1) is not None:
             return token
-        self._ending_tokens = self._completion(matcher, left) or []
-        return self._ending_tokens[0] if self._ending_tokens else token
+        self._planned = self._completion(matcher, left) or []
+        return self._planned[0] if self._planned else token
 
     def _completion(self, matcher: Any, most: int) -> list[int] | None:
         """Tokens that complete the text, at most this many; None if none were found. Depends on the text alone."""
-        found = self._completed(matcher, most)
-        if found is None and self._closings:
-            found = self._completed(matcher, most, self._closings)
-        return self._completed(matcher, most, in_order=False) if found is None else found
+        found = self._completion_with(matcher, most)
+        if found is None and self._value_marks:
+            found = self._completion_with(matcher, most, self._value_marks)
+        return self._completion_with(matcher, most, in_order=False) if found is None else found
 
-    def _completed(
-        self, matcher: Any, most: int, closings: Sequence[Sequence[int]] = (), *, in_order: bool = True
+    def _completion_with(
+        self, matcher: Any, most: int, value_marks: Sequence[Sequence[int]] = (), *, in_order: bool = True
     ) -> list[int] | None:
         """Tokens that complete the text with closing marks wherever they can stand."""
-        marks = [list(closing) for closing in closings if self._banned.isdisjoint(closing)]
+        marks = [list(mark) for mark in value_marks if self._banned.isdisjoint(mark)]
         end = matcher.deep_copy()
         found: list[int] = []
         taken: list[int] = []
@@ -254,13 +254,13 @@ class Constraint:
             before, taken = taken, _forced_tokens(end)
             if not taken:  # a text can hold the mark of another, and goes on
                 taken = next((mark for mark in marks if mark != before and end.validate_tokens(mark) == len(mark)), [])
-            taken = taken or (self._ending(end) if in_order else self._needed(end, before))
+            taken = taken or (self._token_that_ends(end) if in_order else self._needed(end, before))
             found += taken
             if len(found) > most or not taken or not self._banned.isdisjoint(taken) or not end.consume_tokens(taken):
                 return None
         return found
 
-    def _ending(self, matcher: Any) -> list[int]:
+    def _token_that_ends(self, matcher: Any) -> list[int]:
         """The token that is most likely to lead to the end of a value."""
         single = self._vocabulary.single
 
@@ -290,7 +290,7 @@ class Constraint:
 
     def _prepare(self) -> None:
         """Compute the mask of the next draw in the background."""
-        if not self._closing and self.forced() is None:
+        if not self.is_free and self.forced() is None:
             self._pending = _workers().submit(self._compute_mask)
 
     def _settled(self) -> Any:
