@@ -187,7 +187,7 @@ def test_an_event_loop_that_is_gone_harms_nobody(engine: llamac.Engine) -> None:
     async def begin() -> None:
         request = engine.submit(PROMPTS[3], max_tokens=200, temperature=3.0, seed=1)
         requests.append(request)
-        waiting = request._changed(lambda: False)
+        waiting = request._wait_until(lambda: False)
         waiting.send(None)  # waits in a loop that ends before it does
 
     loop = asyncio.new_event_loop()

@@ -10,6 +10,7 @@ import functools
 import time
 from array import array
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from llamac.engine.batching.admission import Admission
 from llamac.engine.batching.beams import BeamRequest
@@ -40,6 +41,51 @@ def sequences_changed() -> Iterator[None]:
         yield
     except OutOfMemoryError as failure:
         raise MemoryError(str(failure)) from failure
+
+
+class _Rows(NamedTuple):
+    """The rows of a step.
+
+    Attributes:
+        rows: Their numbers, ROW of each.
+        n_logits: The number of rows of logits.
+        scored: (request, first row of logits, rows) of prompts that are scored.
+        wanted: The requests whose next token can be sampled.
+        sampled: The row of logits of each of them.
+    """
+
+    rows: array[int]
+    n_logits: int
+    scored: list[tuple[Request, int, int]]
+    wanted: list[Request]
+    sampled: list[int]
+
+
+def _rows_of(shares: list[tuple[Request, int]]) -> _Rows:
+    """The next rows of requests."""
+    rows, n_logits = array("i"), 0
+    scored: list[tuple[Request, int, int]] = []
+    wanted: list[Request] = []
+    sampled: list[int] = []
+    for request, n in shares:
+        start, ends = request._position, n == request._pending
+        n_scored = max(0, min(n, len(request._output.prompt) - 1 - start)) if request._to_score else 0
+        for i, token in enumerate(request._next_ids(n)):
+            rows.extend((token, request._slot, start + i, int(i < n_scored or (ends and i + 1 == n))))
+        if n_scored:
+            scored.append((request, n_logits, n_scored))
+        if ends:
+            wanted.append(request)
+            sampled.append(n_logits + n_scored)
+        n_logits += n_scored + ends
+    return _Rows(rows, n_logits, scored, wanted, sampled)
+
+
+def _move_to_front(logits: memoryview, rows: list[int], size: int) -> None:
+    """Move ascending rows of logits, of `size` each, to the front."""
+    for place, row in enumerate(rows):
+        if place != row:
+            logits[place * size : (place + 1) * size] = logits[row * size : (row + 1) * size]
 
 
 class Batch:
@@ -181,26 +227,12 @@ class Batch:
 
     def _compute(self, shares: list[tuple[Request, int]]) -> list[Request]:
         """Compute the rows of a step. Returns the requests whose next token can be sampled, in the logits' order."""
-        rows, wanted = array("i"), []
-        scored: list[tuple[Request, int, int]] = []  # (request, first row of logits, rows) of prompts that are scored
-        sampled: list[int] = []  # the rows of logits of `wanted`
-        n_logits = 0
-        for request, n in shares:
-            start, ends = request._position, n == request._pending
-            n_scored = max(0, min(n, len(request._output.prompt) - 1 - start)) if request._to_score else 0
-            for i, token in enumerate(request._next_ids(n)):
-                rows.extend((token, request._slot, start + i, int(i < n_scored or (ends and i + 1 == n))))
-            if n_scored:
-                scored.append((request, n_logits, n_scored))
-            if ends:
-                wanted.append(request)
-                sampled.append(n_logits + n_scored)
-            n_logits += n_scored + ends
+        rows, n_logits, scored, wanted, sampled = _rows_of(shares)
         logits = self._logits_of(n_logits)
         draws: list[Draw | None] = [None] * n_logits
         for request, row in zip(wanted, sampled, strict=True):
             if request._beams is None:
-                draws[row] = request._output.sampler.device_draw(request._computed + request._pending)
+                draws[row] = request._output.sampler.device_draw(request._length)
         requests = [request for request, _ in shares]
         n_rows = len(rows) // ROW
         states = self._drafters.states(self.running, n_rows)
@@ -214,9 +246,7 @@ class Batch:
         with sequences_changed():
             for request, row, n_scored in scored:
                 self._score(request, logits[row * size : (row + n_scored) * size])
-            for place, row in enumerate(sampled):
-                if place != row:
-                    logits[place * size : (place + 1) * size] = logits[row * size : (row + 1) * size]
+            _move_to_front(logits, sampled, size)
             first = 0
             for request, n in shares:
                 self._drafters.keep(request, self.running, states, first, n)

@@ -153,7 +153,7 @@ class Request:
         return self._wait().__await__()
 
     async def _wait(self) -> Completion:
-        await self._changed(lambda: self.done)
+        await self._wait_until(lambda: self.done)
         return self._result()
 
     async def __aiter__(self) -> AsyncIterator[str]:
@@ -197,7 +197,7 @@ class Request:
         assert self._completion is not None
         return self._completion
 
-    async def _changed(self, ready: Callable[[], bool]) -> None:
+    async def _wait_until(self, ready: Callable[[], bool]) -> None:
         """Wait in asyncio until `ready()` is true. Cancelling the task cancels the request."""
         changed, listen = self._listener()
         try:
