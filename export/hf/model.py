@@ -71,20 +71,15 @@ def read(folder: Path, warnings: list[str]) -> Checkpoint:
     config = parse_config(values, warnings)
     family, modules = config.family, read_modules(folder, config.model, config.pooling, warnings)
     config = replace(config, model=modules.model)
-    files, stored = _read_weights(folder, config, warnings)
-    stored = dict(ternary.unpacked(config.ternary, stored)) if config.ternary else stored
-    stored = dequantized(config, values, stored, warnings)
-    config, stored = with_mtp(config, stored, warnings)
-    given = stored
-    stored = assistant.prepared(stored) if config.model.drafter == ASSISTANT else stored
-    stored = _renamed(family, stored, config.model)
-    names = _names(family, stored)
+    files, config, stored, given = _stored(folder, values, config, warnings)
+    names = _names(family, stored)  # of what is stored after renaming
     stored = _used_rows(config, stored, names)
+    # what the tensors say of the model, before they are collected by it
     model = _with_layer_numbers(family, config.model, stored, names)
     model = replace(model, tied_output=_is_tied(family, config, stored, names, warnings))
     config = replace(config, model=model)
     config, tensors = _canonical_or_without_mtp(config, stored, names, warnings)
-    model = config.model
+    model = config.model  # perhaps without its MTP layer
     if model.mtp is not None:
         tensors.setdefault("mtp.output_norm.weight", tensors["output_norm.weight"])
     tensors = assistant.in_clusters(model, tensors, given)
@@ -112,6 +107,18 @@ def read(folder: Path, warnings: list[str]) -> Checkpoint:
     }
     template = templates.default()
     return Checkpoint(model, tensors, chat_template=template, metadata=metadata)
+
+
+def _stored(
+    folder: Path, values: dict[str, Any], config: HfConfig, warnings: list[str]
+) -> tuple[list[str], HfConfig, Stored, Stored]:
+    """(names of the files, the config with the stored MTP layer, the tensors renamed, the tensors as given)."""
+    files, stored = _read_weights(folder, config, warnings)
+    stored = dict(ternary.unpacked(config.ternary, stored)) if config.ternary else stored
+    stored = dequantized(config, values, stored, warnings)
+    config, given = with_mtp(config, stored, warnings)
+    stored = assistant.prepared(given) if config.model.drafter == ASSISTANT else given
+    return files, config, _renamed(config.family, stored, config.model), given
 
 
 # ---- files
