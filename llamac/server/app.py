@@ -19,12 +19,12 @@ NAME = "{name:path}"  # at the end of a path: matches any suffix
 # The method and the endpoint of each path: a function of a module of this package. The module is imported at the first
 # request, so that the server starts faster.
 ENDPOINTS = {
-    "/health": ("GET", "state.health"),
-    "/ready": ("GET", "state.ready"),
-    "/metrics": ("GET", "state.metrics"),
+    "/health": ("GET", "status.health"),
+    "/ready": ("GET", "status.ready"),
+    "/metrics": ("GET", "status.metrics"),
     "/openapi.json": ("GET", "openapi.openapi"),
-    "/v1/models": ("GET", "state.models"),
-    f"/v1/models/{NAME}": ("GET", "state.one_model"),
+    "/v1/models": ("GET", "status.models"),
+    f"/v1/models/{NAME}": ("GET", "status.one_model"),
     "/v1/completions": ("POST", "generation.completions"),
     "/v1/chat/completions": ("POST", "generation.chat_completions"),
     "/v1/responses": ("POST", "responses.responses"),

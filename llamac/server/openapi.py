@@ -18,7 +18,8 @@ from llamac.openai import schemas
 from llamac.openai.forms import Form, Schema, fields
 from llamac.openai.parameters import body_form
 from llamac.openai.schemas import STRING, ref
-from llamac.server import answers, conversions, embedding, execution, messages_request, responses_request, state
+from llamac.server import conversions, embedding, execution, messages_request, responses_request, status
+from llamac.server import openapi_answers as answers
 from llamac.server.call import MESSAGES
 from llamac.server.exchange import JSON_TYPE, Answer
 from llamac.server.guard import OPEN
@@ -79,7 +80,7 @@ OPERATIONS: dict[str, Operation] = {
         links={"/v1/models/{name}": {"name": "$response.body#/data/0/id"}},
         status={400: "A parameter is wrong"},
         query={
-            "limit": {"type": "integer", "minimum": 1, "maximum": state.MAX_MODELS},
+            "limit": {"type": "integer", "minimum": 1, "maximum": status.MAX_MODELS},
             "after_id": ref("ModelName"),
             "before_id": ref("ModelName"),
         },

@@ -22,7 +22,8 @@ from llamac.openai import schemas
 from llamac.openai.errors import InvalidRequestError
 from llamac.openai.forms import Ignored
 from llamac.openai.parameters import PARAMETERS, parameters_of
-from llamac.server import answers, messages_request, responses_request
+from llamac.server import messages_request, responses_request
+from llamac.server import openapi_answers as answers
 from llamac.server.app import ENDPOINTS
 from llamac.server.execution import SAMPLING, read_sampling
 from llamac.server.keys import Keys
