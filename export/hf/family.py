@@ -183,78 +183,76 @@ class Family:
         keys: Config keys besides the sizes that every family needs, with their defaults (None: see `config`).
         fixed: Keys that must have this value.
         harmless: Keys without effect on this family.
+        objects: Keys for objects, whose keys are named KEY.INNER in the row.
+        old_keys: Names of keys in configs of other code.
+        outside: Keys that config.json can also have outside text_config, where they do not matter.
         sizes_of_head: head_dim must be hidden_size / heads if config.json has it.
-        prefix: Precedes all names except HEAD's in a complete checkpoint, and none in a bare model's.
         fixed_numbers: Names of tensors of one number that must have this value.
         layer_numbers: Names of tensors of one number, and the fields of the layer's record that they are.
-        norm, placement, qk_norm, v_norm, ffn: The graph (docs/format.md).
-        attention_scale: Multiplies q; 0: a key or the width of heads determines it.
-        sub_norms: The inputs of the last matrices of attention and of the network are normed.
-        plain_norms: Canonical names of norms, or of their biases, without tensors. Such weights are ones, biases zeros.
-        qk_norm_after_rope: The norms of q and k follow RoPE.
-        windows: Which layers have the sliding window if layer_types is missing; "none": no layer. With
-            "pattern_and_last", the last one never has it.
-        window_every: With a pattern and no key for it, every n-th layer sees all positions.
-        rotates: Which layers have RoPE: "all", "windowed" (those with a window), "windowed_if_any" (those, or all if
-            sliding_window is null). no_rope_layers takes precedence.
-        two_ropes: Layers without a window have a RoPE table of their own.
-        pairs: Which rows of q and k RoPE rotates together: "halves" (j, j + n / 2), "neighbors" (2j, 2j + 1),
-            "swapped" (j + n / 2, j).
-        partial_default: RoPE of the type "default" with partial_rotary_factor is "proportional".
-        rope_extras: Keys in the RoPE object besides those of its type; see `rope`.
-        rope_harmless: Keys in the RoPE object that do not matter for text.
-        normed_embedding: The embedding is normed without weights before the first layer.
-        sinks: Each head has a sink.
-        router: What turns the router's logits into scores: "softmax" or "sigmoid".
-        choice_bias: A softmax router has a bias for the choice of experts, and weights that are divided by their sum.
-        weights_eps: Is added to the sum that divides the experts' weights.
-        output_gate: The result of attention is multiplied by a gate for each element.
-        up_offset: Is added to the up branch of the network.
-        scaled_embedding: The embedding is scaled by sqrt(dim).
-        multiplied_logits: logits_scaling multiplies the logits; otherwise it divides them.
-        odd_rope: RoPE can have an odd number of dimensions; one more is then rotated.
-        activation: The key of the activation; if the family has two, the one that counts.
-        rope_names: Other names of RoPE types.
-        ignored: Patterns of tensors, without prefix, that are not weights.
-        renamed: Patterns in full names and their replacements, for checkpoints of other versions.
-        fused_columns: The tensors in `fused` are (experts, inputs, outputs), the parts' outputs alternate, and biases
-            are named NAME_bias; `write` does not write them.
-        quantized: The kinds of quantization_config that are read.
-        default_rope: rope_parameters if config.json has none.
-        fused: 3-dimensional tensors of all experts, with the names of each expert's parts when stored separately.
-        fused_only: transformers reads experts only from the tensors in `fused`; `write` does not write such models.
-        fused_turned: Whether the tensors in `fused` are (experts, inputs, outputs): "never", "always", or "by_shape",
-            which reads those of transformers 4 and 5.
+        prefix: Precedes all names except HEAD's in a complete checkpoint, and none in a bare model's.
         head: The name under which transformers saves the output matrix.
         head_bias: Whether the output matrix has a bias, as in `Module.bias`.
+        ignored: Patterns of tensors, without prefix, that are not weights.
+        renamed: Patterns in full names and their replacements, for checkpoints of other versions.
+        split: Patterns of tensors, without prefix, that are cut into rows for the tensors with these names.
+        split_by_heads: These are q, k and v, and have the rows of their heads; otherwise they have equal numbers.
+        zeros: Canonical names of matrices without tensors, which are zeros.
+        quantized: The kinds of quantization_config that are read.
         text_type: The model_type of text_config in a model with images; "": `written_as`.
         old_text_type: Another model_type of text_config, in configs of earlier versions.
         other_texts: The rows for other language models that text_config can describe, named by their model_type.
         flat_text: The keys of text_config can be in config.json itself.
-        outside: Keys that config.json can also have outside text_config, where they do not matter.
-        written_as: The model_type that `write` writes, if it is another one: of a model with images, its language
-            model's.
-        written_keys: Further keys that `write` writes if there is no original config.json.
-        old_keys: Names of keys in configs of other code.
-        split: Patterns of tensors, without prefix, that are cut into rows for the tensors with these names.
-        split_by_heads: These are q, k and v, and have the rows of their heads; otherwise they have equal numbers.
-        stacked: Patterns of matrices, without prefix, that have those of all experts one after the other, and the names
-            of these.
-        zeros: Canonical names of matrices without tensors, which are zeros.
+        norm, placement, ffn: The graph (docs/format.md).
+        first_placement: The placement of the first layer, if it is another one.
+        delta_net_placement: That of layers with a delta net, if it is another one.
+        sub_norms: The inputs of the last matrices of attention and of the network are normed.
+        plain_norms: Canonical names of norms, or of their biases, without tensors. Such weights are ones, biases zeros.
+        activation: The key of the activation; if the family has two, the one that counts.
+        up_offset: Is added to the up branch of the network.
+        scaled_embedding: The embedding is scaled by sqrt(dim).
+        normed_embedding: The embedding is normed without weights before the first layer.
+        multiplied_logits: logits_scaling multiplies the logits; otherwise it divides them.
+        state_norm: The norm of Mamba 2 layers (docs/format.md).
+        qk_norm, v_norm: The norms of q, k and v (docs/format.md).
+        qk_norm_after_rope: The norms of q and k follow RoPE.
+        attention_scale: Multiplies q; 0: a key or the width of heads determines it.
+        sinks: Each head has a sink.
+        output_gate: The result of attention is multiplied by a gate for each element.
         position: "rope", "none" or "learned".
         position_offset: The row of the position embedding that the first position uses.
-        two_sided: An encoder. Its window key counts both sides.
-        window_key: The config key of the window.
-        optional_rope: Layers have no RoPE if config.json has no base of it.
-        delta_net_placement: The placement of layers with a delta net, if it is another one.
-        window_chunks: Layers with a window are "chunked_attention".
-        first_placement: That of the first layer, if it is another one.
         padded_positions: The first row of the position embedding in use is the one after the padding token's id.
         biased_distances: Scores have a bias for each bucket of distances.
         alibi: Scores have biases that fall linearly with the distance.
-        objects: Keys for objects, whose keys are named KEY.INNER in the row.
+        windows: Which layers have the sliding window if layer_types is missing; "none": no layer. With
+            "pattern_and_last", the last one never has it.
+        window_every: With a pattern and no key for it, every n-th layer sees all positions.
+        window_key: The config key of the window.
+        window_chunks: Layers with a window are "chunked_attention".
+        rotates: Which layers have RoPE: "all", "windowed" (those with a window), "windowed_if_any" (those, or all if
+            sliding_window is null). no_rope_layers takes precedence.
+        optional_rope: Layers have no RoPE if config.json has no base of it.
+        two_ropes: Layers without a window have a RoPE table of their own.
+        pairs: Which rows of q and k RoPE rotates together: "halves" (j, j + n / 2), "neighbors" (2j, 2j + 1),
+            "swapped" (j + n / 2, j).
+        partial_default: RoPE of the type "default" with partial_rotary_factor is "proportional".
+        odd_rope: RoPE can have an odd number of dimensions; one more is then rotated.
+        rope_names: Other names of RoPE types.
+        rope_extras: Keys in the RoPE object besides those of its type; see `rope`.
+        rope_harmless: Keys in the RoPE object that do not matter for text.
+        default_rope: rope_parameters if config.json has none.
+        router: What turns the router's logits into scores: "softmax" or "sigmoid".
+        choice_bias: A softmax router has a bias for the choice of experts, and weights that are divided by their sum.
+        weights_eps: Is added to the sum that divides the experts' weights.
+        fused: 3-dimensional tensors of all experts, with the names of each expert's parts when stored separately.
+        fused_columns: The tensors in `fused` are (experts, inputs, outputs), the parts' outputs alternate, and biases
+            are named NAME_bias; `write` does not write them.
+        fused_only: transformers reads experts only from the tensors in `fused`; `write` does not write such models.
+        fused_turned: Whether the tensors in `fused` are (experts, inputs, outputs): "never", "always", or "by_shape",
+            which reads those of transformers 4 and 5.
+        stacked: Patterns of matrices, without prefix, that have those of all experts one after the other, and the names
+            of these.
+        two_sided: An encoder. Its window key counts both sides.
         pair_separators: How many EOS tokens separate the texts of a pair, if tokenizer.json does not say.
-        state_norm: The norm of Mamba 2 layers (docs/format.md).
         scores_pairs: The model is a cross-encoder: layers after pooling give the score of a pair of texts.
         head_activation: The activation of the first of these layers, unless a key has it.
         head_poolings: The values of the key for a cross-encoder's pooling, and our names for them.
@@ -267,8 +265,12 @@ class Family:
         mtp_block: What replaces "layers" in the names of the MTP layer, whose number is 0. With "mtp.", none of its
             names has the prefix.
         mtp_dense: The MTP layer has no experts, windows or other peculiarities of layers.
+        written_as: The model_type that `write` writes, if it is another one: of a model with images, its language
+            model's.
+        written_keys: Further keys that `write` writes if there is no original config.json.
     """
 
+    # names, keys and files
     model_type: str
     architectures: tuple[str, ...]
     bare: str
@@ -276,86 +278,104 @@ class Family:
     keys: Mapping[str, Any]
     fixed: Mapping[str, Any] = field(default_factory=dict)
     harmless: tuple[str, ...] = ()
+    objects: tuple[str, ...] = ()
+    old_keys: Mapping[str, str] = field(default_factory=dict)
+    outside: tuple[str, ...] = ()
     sizes_of_head: bool = False
     fixed_numbers: Mapping[str, float] = field(default_factory=dict)
     layer_numbers: Mapping[str, str] = field(default_factory=dict)
     prefix: str = "model."
-    norm: str = "rms"
-    placement: str = "pre"
-    qk_norm: str = "none"
-    qk_norm_after_rope: bool = False
-    v_norm: str = "none"
-    attention_scale: float = 0.0
-    sub_norms: bool = False
-    plain_norms: tuple[str, ...] = ()
-    ffn: str = "gated"
-    windows: str = "all"
-    window_every: int = 1
-    rotates: str = "all"
-    two_ropes: bool = False
-    pairs: str = "halves"
-    partial_default: bool = False
-    rope_extras: tuple[str, ...] = ()
-    rope_harmless: tuple[str, ...] = ()
-    normed_embedding: bool = False
-    up_offset: float = 0.0
-    sinks: bool = False
-    router: str = "softmax"
-    choice_bias: bool = False
-    weights_eps: float = 0.0
-    output_gate: bool = False
-    scaled_embedding: bool = False
-    multiplied_logits: bool = False
-    odd_rope: bool = False
-    activation: str = "hidden_act"
-    rope_names: Mapping[str, str] = field(default_factory=dict)
+    head: str = "lm_head"
+    head_bias: str = "never"
     ignored: tuple[str, ...] = (
         r"(layers\.\d+\.(self_attn|attention)\.)?rotary_emb(_local)?\.(inv_freq|cos_cached|sin_cached)",
     )
     renamed: tuple[tuple[str, str], ...] = ()
-    fused: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    fused_columns: bool = False
+    split: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    split_by_heads: bool = False
+    zeros: tuple[str, ...] = ()
     quantized: tuple[str, ...] = ()
-    default_rope: Mapping[str, Any] = field(default_factory=dict)
-    fused_only: bool = False
-    fused_turned: str = "never"
-    head: str = "lm_head"
-    head_bias: str = "never"
+
+    # a language model inside of another model
     text_type: str = ""
     old_text_type: str = ""
     other_texts: tuple[Family, ...] = ()
     flat_text: bool = False
-    outside: tuple[str, ...] = ()
-    written_as: str = ""
-    written_keys: Mapping[str, Any] = field(default_factory=dict)
-    old_keys: Mapping[str, str] = field(default_factory=dict)
-    split: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    split_by_heads: bool = False
-    stacked: tuple[tuple[str, str], ...] = ()
-    zeros: tuple[str, ...] = ()
+
+    # the graph
+    norm: str = "rms"
+    placement: str = "pre"
+    ffn: str = "gated"
+    first_placement: str = ""
+    delta_net_placement: str = ""
+    sub_norms: bool = False
+    plain_norms: tuple[str, ...] = ()
+    activation: str = "hidden_act"
+    up_offset: float = 0.0
+    scaled_embedding: bool = False
+    normed_embedding: bool = False
+    multiplied_logits: bool = False
+    state_norm: str = "none"
+
+    # attention
+    qk_norm: str = "none"
+    v_norm: str = "none"
+    qk_norm_after_rope: bool = False
+    attention_scale: float = 0.0
+    sinks: bool = False
+    output_gate: bool = False
+
+    # positions and windows
     position: str = "rope"
     position_offset: int = 0
-    two_sided: bool = False
-    window_key: str = "sliding_window"
-    optional_rope: bool = False
-    delta_net_placement: str = ""
-    window_chunks: bool = False
-    first_placement: str = ""
     padded_positions: bool = False
     biased_distances: bool = False
     alibi: bool = False
-    objects: tuple[str, ...] = ()
+    windows: str = "all"
+    window_every: int = 1
+    window_key: str = "sliding_window"
+    window_chunks: bool = False
+
+    # RoPE
+    rotates: str = "all"
+    optional_rope: bool = False
+    two_ropes: bool = False
+    pairs: str = "halves"
+    partial_default: bool = False
+    odd_rope: bool = False
+    rope_names: Mapping[str, str] = field(default_factory=dict)
+    rope_extras: tuple[str, ...] = ()
+    rope_harmless: tuple[str, ...] = ()
+    default_rope: Mapping[str, Any] = field(default_factory=dict)
+
+    # experts
+    router: str = "softmax"
+    choice_bias: bool = False
+    weights_eps: float = 0.0
+    fused: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    fused_columns: bool = False
+    fused_only: bool = False
+    fused_turned: str = "never"
+    stacked: tuple[tuple[str, str], ...] = ()
+
+    # encoders and rerankers
+    two_sided: bool = False
     pair_separators: int = 1
-    state_norm: str = "none"
     scores_pairs: bool = False
     head_activation: str = "tanh"
     head_poolings: Mapping[str, str] = field(default_factory=lambda: {"cls": "cls", "mean": "mean"})
     scorer: Family | None = None
+
+    # MTP layers
     mtp: tuple[Module, ...] = ()
     mtp_key: str = ""
     mtp_like: int = -1
     mtp_block: str = "mtp.layers"
     mtp_dense: bool = False
+
+    # writing
+    written_as: str = ""
+    written_keys: Mapping[str, Any] = field(default_factory=dict)
 
     def is_plain_norm(self, name: str) -> bool:
         """Whether a canonical tensor belongs to a norm without tensors."""

@@ -1,10 +1,18 @@
-"""docs/families.md shows how to add a family by the example of one: the files have what its diff adds."""
+"""docs/families.md shows how to add a family by the example of one: the files have what its diff adds.
+
+The fields of a family are documented in the order in which they are declared.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
+
+import pytest
+
+from llamac.export.hf.family import Family, Module
 
 ROOT = Path(__file__).parents[2]
 MOST_LINES = 40
@@ -42,3 +50,11 @@ def test_the_files_have_what_the_diff_adds() -> None:
 def test_a_line_that_a_file_does_not_have_is_noticed() -> None:
     diff = ["+++ b/a.py", "+x = 1", "+", "+y = 2", "+++ b/b.py", "+z"]
     assert list(additions(diff)) == [("a.py", "x = 1\n\ny = 2\n"), ("b.py", "z\n")]
+
+
+@pytest.mark.parametrize("row", [Family, Module])
+def test_fields_are_documented_in_their_order(row: type[Family | Module]) -> None:
+    attributes = (row.__doc__ or "").partition("Attributes:\n")[2]
+    entries = re.findall(r"^        ([a-z][\w, ]*):", attributes, re.MULTILINE)
+    documented = [name for entry in entries for name in entry.split(", ")]
+    assert documented == [each.name for each in fields(row) if each.name != "model_type"]
