@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import h11
+from uvicorn.protocols.http.flow_control import CLOSE_HEADER
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from llamac.server.failures import error_body
@@ -23,6 +24,7 @@ IDLE_SECONDS = 75.0  # how long an idle connection is kept open for the next req
 LINGER_SECONDS = 2.0  # how long input is drained after an error, because a reset could overtake the error
 VANISHED_SECONDS = 32767  # Linux accepts no longer time without a sign of a peer
 MAX_HEADER_BYTES = 1 << 16
+MAX_AHEAD_BYTES = 1 << 20  # what a client may send during an answer
 SPARE = 64  # connections beyond the limit: their requests get the status 503, except those for the server's health
 
 
@@ -123,8 +125,11 @@ class Connection(H11Protocol):
         super().handle_events()
         if self.cycle is not before:
             self.scope["llamac.connection"] = self  # type: ignore[typeddict-unknown-key]  # its task runs later
+            if {b"content-length", b"transfer-encoding"} <= dict(self.headers).keys():
+                self.headers.append(CLOSE_HEADER)  # a proxy may take the rest for another request
             self.limits.idle.pop(self, None)
             self._stop_timer()
+        self._keep_reading()
 
     def on_response_complete(self) -> None:
         """Wait for the next request."""
@@ -162,10 +167,10 @@ class Connection(H11Protocol):
         Returns:
             False if nothing was sent, because the client must read first.
         """
-        self._write_rest()
-        if self.flow.write_paused:
-            return False
         with self._writing:
+            self._flush()
+            if self.flow.write_paused:
+                return False
             self._write(b"%x\r\n%b\r\n" % (len(data), data))
         return True
 
@@ -208,12 +213,25 @@ class Connection(H11Protocol):
 
     # ---- internals
 
+    def _keep_reading(self) -> None:
+        """Read on when input for the next request has arrived during an answer, so that a disconnect is noticed."""
+        ahead = self.conn.trailing_data[0]
+        if self.cycle is None or self.cycle.response_complete or not ahead or not self.flow.read_paused:
+            return
+        if len(ahead) > MAX_AHEAD_BYTES:
+            self.abandon()
+        else:
+            self.flow.resume_reading()
+
     def _write_rest(self) -> None:
         """Write what the socket has not taken from other threads."""
         with self._writing:
-            rest, self._rest = self._rest, b""
-            if rest:
-                self._write(rest)
+            self._flush()
+
+    def _flush(self) -> None:
+        rest, self._rest = self._rest, b""
+        if rest:
+            self._write(rest)
 
     def _write(self, data: bytes) -> None:
         if not self.cycle.disconnected:

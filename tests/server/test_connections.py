@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from uvicorn.server import ServerState
 from llamac.server.connection import (
     IDLE_SECONDS,
     LINGER_SECONDS,
+    MAX_AHEAD_BYTES,
     MAX_HEADER_BYTES,
     SPARE,
     Connection,
@@ -37,7 +40,7 @@ class Socket(asyncio.Transport):
     def __init__(self, sslcontext: object = None, has_eof: bool = True) -> None:
         super().__init__({"sslcontext": sslcontext})
         self.written, self.unsent, self.events = b"", 0, list[str]()
-        self.has_eof = has_eof
+        self.has_eof, self.is_read = has_eof, True
 
     def write(self, data: Any) -> None:
         self.written += bytes(data)
@@ -61,10 +64,10 @@ class Socket(asyncio.Transport):
         self.events.append("abort")
 
     def pause_reading(self) -> None:
-        pass
+        self.is_read = False
 
     def resume_reading(self) -> None:
-        pass
+        self.is_read = True
 
 
 class Timer:
@@ -120,12 +123,14 @@ class Loop:
 
 
 async def answer(scope: Any, receive: Any, send: Any) -> None:
-    """An application that reads the whole request, except of /early, and answers."""
+    """An application that reads the whole request, except of /early, and answers, except /slow."""
     if scope["path"] == "/early":
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"begun", "more_body": True})
     message: dict[str, Any] = {"more_body": True}
     while message.get("more_body"):
+        message = await receive()
+    if scope["path"] == "/slow":
         message = await receive()
     if message["type"] == "http.disconnect":
         return
@@ -243,6 +248,27 @@ def test_pipelined_requests_are_answered_one_after_the_other(served: Served) -> 
     assert opened.written.count(BODY) == 3
 
 
+@pytest.mark.parametrize("ahead", [b"G", b"\r\n", GET, b"x" * MAX_AHEAD_BYTES])
+def test_input_during_an_answer_does_not_hide_a_disconnect(served: Served, ahead: bytes) -> None:
+    connection, opened = served.connect()
+    connection.data_received(GET.replace(b"/ ", b"/slow "))
+    served.loop.run()
+    connection.data_received(ahead)
+    assert opened.is_read
+    connection.data_received(b"x" * (MAX_AHEAD_BYTES + 1 - len(ahead)))  # more is not stored
+    assert opened.events == ["abort"]
+    assert connection.cycle.disconnected
+
+
+def test_a_request_with_two_lengths_is_the_last_of_its_connection(served: Served) -> None:
+    connection, opened = served.connect()
+    connection.data_received(POST.replace(b"\r\n\r\n", b"\r\nContent-Length: 5\r\n\r\n") + b"0\r\n\r\n" + GET)
+    served.loop.run()
+    served.loop.run()
+    assert b"\r\nconnection: close\r\n" in opened.written.lower()
+    assert (opened.written.count(BODY), opened.events) == (1, ["close"])
+
+
 def test_a_slow_reader_keeps_its_connection_and_one_that_does_not_read_loses_it(served: Served) -> None:
     connection, opened = served.connect()
     connection.data_received(GET)
@@ -302,6 +328,37 @@ def test_a_part_that_no_thread_may_write_is_written_by_the_event_loop(served: Se
     connection.resume_writing()
     assert connection.write_part(b"for nobody")
     assert opened.written == b"4\r\npart\r\n4\r\nmore\r\n"
+
+
+def test_no_part_gets_between_the_halves_of_another(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    connection, opened = served.connect()
+    connection.data_received(POST)
+
+    def write_half(descriptor: int, data: bytes) -> int:
+        opened.write(data[: len(data) // 2])
+        return len(data) // 2
+
+    class Lock:
+        """A lock. When it is released for the first time, another thread gets it and writes at once."""
+
+        def __init__(self) -> None:
+            self.lock, self.is_first = threading.Lock(), True
+
+        def __enter__(self) -> None:
+            self.lock.acquire()
+
+        def __exit__(self, *error: object) -> None:
+            self.lock.release()
+            if self.is_first:
+                self.is_first = False
+                connection.write_direct(b"direct")
+
+    monkeypatch.setattr("llamac.server.connection.os", SimpleNamespace(write=write_half))
+    connection._direct, connection._writing = 1, Lock()  # type: ignore[assignment]
+    served.loop.has_ended = True  # the loop's call comes later
+    assert connection.write_part(b"loop")
+    connection._write_rest()
+    assert opened.written == b"4\r\nloop\r\n6\r\ndirect\r\n"
 
 
 def test_only_the_system_s_own_connections_are_watched() -> None:
