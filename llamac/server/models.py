@@ -13,7 +13,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,6 +143,11 @@ class Entry:
         return self._opened is not None and (self.pinned or self._opened.engine.failure is None)
 
     @property
+    def _is_awaited(self) -> bool:
+        """Whether requests wait until it is open."""
+        return any(not waiter.done() for waiter in self._waiters)
+
+    @property
     def uses(self) -> int:
         """The current number of references."""
         return self._uses
@@ -223,7 +228,9 @@ class Models:
         self._limit = max_memory
         self._wait_seconds = wait_seconds
         self._changing = asyncio.Lock()  # held while a model is opened or closed
-        self._unused = asyncio.Event()  # set when a model loses its last reference
+        self._turn = asyncio.Lock()  # held by the one load that closes models to make room, also while it waits
+        self._made_room: set[Entry] = set()  # the models that it has closed: no other load may take their room
+        self._unused = asyncio.Event()  # set when a model loses its last reference, or a request stops waiting
         self._thread = ThreadPoolExecutor(1, "llamac-models")
         self._tasks: set[asyncio.Task[None]] = set()
         self._past: Counter[str] = Counter()  # final counters of closed engines
@@ -301,6 +308,7 @@ class Models:
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 self.release(entry)
+            self._unused.set()
             raise
 
     def hold(self, entry: Entry) -> None:
@@ -340,13 +348,17 @@ class Models:
 
     async def _load(self, entry: Entry) -> None:
         """Open a model and wake the requests that wait for it."""
+        limit = time.monotonic() + self._wait_seconds
         try:
+            if entry._leaving:  # the model that needs its memory comes first
+                async with self._turn:
+                    pass
             async with self._changing:
                 opened: Opened | None = None
                 failure: Exception | None = None
-                if any(not waiter.done() for waiter in entry._waiters):
+                if entry._is_awaited:
                     try:
-                        opened = await self._open(entry)
+                        opened = await self._open(entry, limit)
                     except Exception as error:
                         failure = error
                 entry._loading = None
@@ -363,8 +375,8 @@ class Models:
         finally:
             entry._loading = None
 
-    async def _open(self, entry: Entry) -> Opened:
-        """Open a model unless it is open, after making room for it."""
+    async def _open(self, entry: Entry, limit: float) -> Opened:
+        """Open a model unless it is open, after making room for it until the time `limit`."""
         opened = entry._opened
         if opened is not None:
             if entry._is_usable:
@@ -378,7 +390,7 @@ class Models:
             if self._limit is not None:
                 await self._with_room(lambda: self._measure(entry, self._limit))
                 self._check_room(entry)
-                await self._make_room(entry)
+                await self._make_room(entry, limit)
             opened = await self._with_room(lambda: self._open_now(entry))
         except HttpError:
             raise
@@ -400,7 +412,7 @@ class Models:
             try:
                 return await self._in_thread(call)
             except OutOfMemoryError:
-                if not await self._close_unused("another model finds no memory"):
+                if await self._close_unused("another model finds no memory") is None:
                     raise
 
     def _measure(self, entry: Entry, limit: int | None) -> None:
@@ -420,40 +432,64 @@ class Models:
             limit = f"max_memory is {size_text(self._limit)}"
             raise OutOfMemoryError(f"{limit}, but the model {entry.name!r} needs {size_text(needed)}{beside}")
 
-    async def _make_room(self, entry: Entry) -> None:
+    async def _make_room(self, entry: Entry, limit: float) -> None:
         """Close models, the least recently used first, until a model fits.
 
-        If all models are in use, the least recently used one accepts no new requests, so that the wait ends.
+        If all models are in use, the least recently used one accepts no new requests, so that the wait ends. Meanwhile
+        models that fit at once are opened, and idle ones are closed.
         """
-        assert self._limit is not None
-        limit = time.monotonic() + self._wait_seconds
+        if entry not in self._made_room and self._fits(entry, self._made_room):
+            return
+        await self._while_unlocked(self._turn.acquire())
         leaving: set[Entry] = set()
         try:
-            while _bytes_of({each for each, _ in self.open_ones()} | {entry}) > self._limit:
-                if await self._close_unused("another model needs the memory"):
+            while not self._fits(entry):
+                closed = await self._close_unused("another model needs the memory")
+                if closed is not None:
+                    self._made_room.add(closed)
                     continue
                 others = [each for each, _ in self.open_ones() if not each.pinned]
                 victim = min(others, key=_last_used)
                 victim._leaving = True
                 leaving.add(victim)
                 self._unused.clear()
+                is_over = False
                 try:
-                    await asyncio.wait_for(self._unused.wait(), max(0.0, limit - time.monotonic()))
+                    left = max(0.0, limit - time.monotonic())
+                    await self._while_unlocked(asyncio.wait_for(self._unused.wait(), left))
                 except asyncio.TimeoutError:
+                    is_over = True
+                if is_over or not entry._is_awaited:
                     message = f"there is no memory for the model {entry.name!r} while requests use others: try again"
-                    raise HttpError(503, message, "model_not_loaded", "server_error") from None
+                    raise HttpError(503, message, "model_not_loaded", "server_error")
         finally:
             for each in leaving:
                 each._leaving = False
+            self._made_room.clear()
+            self._turn.release()
+
+    def _fits(self, entry: Entry, others: Iterable[Entry] = ()) -> bool:
+        """Return whether there is room for a model beside the open ones and others."""
+        assert self._limit is not None
+        return _bytes_of({entry, *others, *(each for each, _ in self.open_ones())}) <= self._limit
+
+    async def _while_unlocked(self, waiting: Awaitable[object]) -> None:
+        """Wait for something, and let others open and close models meanwhile."""
+        self._changing.release()
+        try:
+            await waiting
+        finally:
+            await self._changing.acquire()
 
     # ---- closing
 
-    async def _close_unused(self, reason: str) -> bool:
-        """Close the model that no request has used for longest. Returns whether there was one."""
+    async def _close_unused(self, reason: str) -> Entry | None:
+        """Close the model that no request has used for longest, if there is one, and return it."""
         unused = [each for each, _ in self.open_ones() if not each.pinned and not each._uses]
-        if unused:
-            await self._unload(min(unused, key=_last_used), reason)
-        return bool(unused)
+        found = min(unused, key=_last_used, default=None)
+        if found is not None:
+            await self._unload(found, reason)
+        return found
 
     def _schedule_close(self, entry: Entry) -> None:
         """Close a model after its idle time."""

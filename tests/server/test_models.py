@@ -469,3 +469,51 @@ def test_many_requests_for_several_models_with_memory_for_two(tmp_path: Path, mo
         wait_until(lambda: "llamac_requests_running 0\n" in server.client.get("/metrics").text)
     assert max(most) <= limit
     assert all(entry.opened is None for entry in entries)
+
+
+@contextlib.contextmanager
+def streams(server: Running, *names: str) -> Iterator[None]:
+    """Keep models in use with streams that do not end."""
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            body = {**ASK, "model": name, "stream": True, **ENDLESS}
+            stream = stack.enter_context(server.client.stream("POST", "/v1/completions", json=body))
+            lines = stack.enter_context(contextlib.closing(stream.iter_lines()))
+            next(lines)
+        yield
+
+
+def test_a_model_does_not_wait_for_room_without_a_request(tmp_path: Path) -> None:
+    write_models(tmp_path)
+    room = ("--kv-tokens", 4096)
+    with serving_models(tmp_path, *room, "--max-memory", need(tmp_path, *room) + 1000) as server:
+        server.service.models._wait_seconds = 10 * PATIENCE
+        tales, fables = (server.service.models.names[name] for name in ("tales", "fables"))
+        with streams(server, "tales"):
+            with pytest.raises(httpx.TimeoutException):
+                server.post("/v1/completions", {**ASK, "model": "fables"}, timeout=0.2)
+            wait_until(lambda: fables._loading is None)
+            assert not tales._leaving
+            assert server.post("/v1/completions", {**ASK, "model": "tales"}).status_code == 200
+
+
+def test_a_model_that_fits_is_not_held_up_by_one_that_waits(tmp_path: Path) -> None:
+    """The one that fits may not take room that has been made for the other."""
+    names = ("tales", "fables", "legends", "large")
+    room = ("--kv-tokens", 1024)
+    write_models(tmp_path, "[models.large]\nkv_tokens = 8000\n", names)
+    small = need(tmp_path, *room)
+    large = table(tmp_path, *room).names["large"]._measures(1 << 40).total
+    assert 2 * small < large < 3 * small
+    with serving_models(tmp_path, *room, "--max-memory", large + small // 2) as server, ThreadPoolExecutor(2) as pool:
+        with streams(server, "tales"):
+            waiting = pool.submit(server.post, "/v1/completions", {**ASK, "model": "large"})
+            tales = server.service.models.names["tales"]
+            wait_until(lambda: tales._leaving)
+            assert server.post("/v1/completions", {**ASK, "model": "fables"}, timeout=PATIENCE / 2).status_code == 200
+            wait_until(lambda: loaded_now(server) == {"tales"})  # it makes room for the large one as soon as it can
+            again = pool.submit(server.post, "/v1/completions", {**ASK, "model": "fables"})
+            wait_until(lambda: len(server.service.models.names["fables"]._waiters) == 1)
+            assert not waiting.done()
+        assert waiting.result().status_code == 200
+        assert again.result().status_code == 200
