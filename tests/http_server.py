@@ -21,6 +21,7 @@ from llamac.server.models import Models
 from llamac.server.service import Service
 from llamac.server.serving import listen, make_server
 from llamac.server.settings import Settings
+from waiting import wait_until
 
 PATIENCE = 60.0  # seconds; only a hang takes so long
 # A request that does not end by itself.
@@ -88,7 +89,7 @@ def running(
 
 @contextlib.contextmanager
 def serving(service: Service, connections: int = 100) -> Iterator[Running]:
-    """Run a server. The service is closed at the end."""
+    """Run a server, once its models are warm. The service is closed at the end."""
     opened = listen("127.0.0.1", 0)
     port = opened.getsockname()[1]
     server = make_server(create_app(service), 1, connections)
@@ -100,6 +101,8 @@ def serving(service: Service, connections: int = 100) -> Iterator[Running]:
     thread = threading.Thread(target=lambda: asyncio.run(run()))
     thread.start()
     try:
+        wait_until(lambda: server.started or not thread.is_alive())  # until then, the engine computes for itself
+        assert thread.is_alive()
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE) as client:
             yield Running(client, service, port)
     finally:
