@@ -13,6 +13,7 @@ from llamac.errors import ArgumentError
 from llamac.server.models import Entry, Models, Need, need_of
 from llamac.server.models_file import ModelSettings, ServedModel, read_models
 from llamac.sizes import parse_size
+from llamac.sources.digests import file_stamp
 from llamac.sources.loading import open_model
 from llamac.text.template_files import read_text
 
@@ -68,14 +69,28 @@ def _entry(served: ServedModel, options: argparse.Namespace) -> Entry:
             engine.close()
             engine.model.close()
 
-    return Entry(served.names, opens, measures, pinned=settings.pinned, idle_seconds=settings.idle_seconds or None)
+    return Entry(
+        served.names,
+        opens,
+        measures,
+        pinned=settings.pinned,
+        idle_seconds=settings.idle_seconds or None,
+        stamp=lambda: _stamps(served.path.absolute()),
+    )
+
+
+def _stamps(path: Path) -> list[list[int]]:
+    """The stamp of a model's file, or those of the files in its directory."""
+    return (
+        [file_stamp(each) for each in sorted(path.iterdir()) if each.is_file()] if path.is_dir() else [file_stamp(path)]
+    )
 
 
 def _opened(served: ServedModel, options: argparse.Namespace, limit: int | None) -> Engine:
     """Open a model with an engine, which needs at most `limit` bytes."""
     settings = served.settings
     model = open_model(
-        served.path,
+        served.path.absolute(),  # errors for clients leave out absolute folders
         SessionDefaults(
             settings.context,
             settings.kv_dtype,

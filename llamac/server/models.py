@@ -101,6 +101,7 @@ class Entry:
         *,
         pinned: bool = False,
         idle_seconds: float | None = None,
+        stamp: Callable[[], object] = lambda: None,
     ) -> None:
         """Describe a model.
 
@@ -110,6 +111,7 @@ class Entry:
             measures: Computes the memory that it needs, given the limit for all models.
             pinned: Whether it is opened at startup and never closed.
             idle_seconds: Seconds without a request after which it is closed; None: never.
+            stamp: Returns what differs if its files have changed.
         """
         self.names = tuple(names)
         self.pinned = pinned
@@ -119,6 +121,8 @@ class Entry:
         self.context: int | None = None
         self._opens = opens
         self._measures = measures
+        self._stamp = stamp
+        self._measured: object = None  # the stamp of the files for which `need` was computed
         self._opened: Opened | None = None
         self._uses = 0  # number of references
         self._last_used = 0.0
@@ -336,6 +340,7 @@ class Models:
         """
         for entry in self.entries:
             if entry.pinned and entry._opened is None:
+                self._measure(entry)
                 self._check_room(entry)
                 self._open_now(entry)
 
@@ -388,14 +393,14 @@ class Models:
         begun = time.monotonic()
         try:
             if self._limit is not None:
-                await self._with_room(lambda: self._measure(entry, self._limit))
+                await self._with_room(lambda: self._measure(entry))
                 self._check_room(entry)
                 await self._make_room(entry, limit)
             opened = await self._with_room(lambda: self._open_now(entry))
         except HttpError:
             raise
         except Exception as error:
-            expected = isinstance(error, LlamacError)  # then the message says what is wrong
+            expected = isinstance(error, LlamacError | OSError)  # then the message says what is wrong
             fields = {"model": entry.name, **({"reason": str(error)} if expected else {})}
             LOGGER.error("a model cannot be loaded", exc_info=None if expected else error, extra={"fields": fields})
             raise
@@ -415,16 +420,19 @@ class Models:
                 if await self._close_unused("another model finds no memory") is None:
                     raise
 
-    def _measure(self, entry: Entry, limit: int | None) -> None:
-        """Compute what a model needs."""
-        if limit is not None and entry.need is None:
-            entry.need = entry._measures(limit)
+    def _measure(self, entry: Entry) -> None:
+        """Compute what a model needs, unless this is known and its files have not changed since."""
+        if self._limit is None:
+            return
+        stamp = entry._stamp()
+        if entry.need is None or stamp != entry._measured:
+            entry.need = entry._measures(self._limit)
+            entry._measured = stamp
 
     def _check_room(self, entry: Entry) -> None:
         """Check that a model fits beside the pinned models."""
         if self._limit is None:
             return
-        self._measure(entry, self._limit)
         pinned = [each for each in self.entries if each.pinned and each.need is not None]
         needed = _bytes_of({*pinned, entry})
         if needed > self._limit:

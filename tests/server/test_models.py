@@ -517,3 +517,35 @@ def test_a_model_that_fits_is_not_held_up_by_one_that_waits(tmp_path: Path) -> N
             assert not waiting.done()
         assert waiting.result().status_code == 200
         assert again.result().status_code == 200
+
+
+def test_a_file_that_has_been_replaced_is_measured_again(tmp_path: Path) -> None:
+    write_models(tmp_path, "[models.tales]\nidle_seconds = 0.05\n")
+    with serving_models(tmp_path, "--max-memory", "1GB") as server:
+        for name in ("tales", "fables"):
+            assert server.post("/v1/completions", {**ASK, "model": name}).status_code == 200
+        wait_until(lambda: loaded_now(server) == {"fables"})
+        shutil.copy(built_in.path("helper"), tmp_path / "new")
+        (tmp_path / "new").replace(tmp_path / "tales.bin")
+        assert server.post("/v1/completions", {**ASK, "model": "tales"}).status_code == 200
+        assert "fables" in loaded_now(server)
+        need = server.service.models.names["tales"].need
+        assert need is not None
+        assert need.weights == os.path.getsize(built_in.path("helper"))
+
+
+def test_a_missing_file_unloads_no_model_and_its_folder_is_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "folder").mkdir()
+    write_models(tmp_path / "folder")
+    monkeypatch.chdir(tmp_path)
+    with serving_models(Path("folder"), "--max-memory", need(Path("folder")) + 1000) as server:
+        for name in ("tales", "fables"):
+            assert server.post("/v1/completions", {**ASK, "model": name}).status_code == 200
+        (tmp_path / "folder" / "tales.bin").unlink()
+        answer = server.post("/v1/completions", {**ASK, "model": "tales"})
+        assert answer.status_code == 503
+        assert "folder" not in answer.text
+        assert loaded_now(server) == {"fables"}
+    assert "Traceback" not in caplog.text
