@@ -92,6 +92,7 @@ async def embeddings(service: Service, call: Call) -> Answer:
         tokens = text_tokens(model, texts, cancel, prompt=chosen_prompt(model, None, prompt_name))
         counts = [len(text.ids) for text in tokens]
         worker.call.check_prompt(max(counts))
+        worker.count(sum(counts))  # now, because the client may leave before the end
         found = vectors(model, tokens, pooling, None, kept, silent, cancel)
         return [_written(vector, form) for vector in found], sum(counts)
 
@@ -101,7 +102,6 @@ async def embeddings(service: Service, call: Call) -> Answer:
         message = str(error).replace("texts[", "input[", 1)
         param = next((name for name in ("dimensions", "prompt_name") if message.startswith(name)), "input")
         raise refused(type(error)(message), param) from error
-    worker.count(count)
     data = [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(written)]
     return Answer(
         {"object": "list", "data": data, "model": worker.name, "usage": _usage(count)},
@@ -130,6 +130,7 @@ async def rerank(service: Service, call: Call) -> Answer:
         model = worker.engine.model
         prepared = prepare(model, query, documents, task, cancel)
         worker.call.check_prompt(max(prepared.counts))
+        worker.count(sum(prepared.counts))
         return rank(documents, prepared), sum(prepared.counts)
 
     with naming("documents"):
@@ -139,7 +140,6 @@ async def rerank(service: Service, call: Call) -> Answer:
             if str(error).startswith("task "):
                 raise refused(error, "task") from error
             raise
-    worker.count(tokens)
     results = []
     for found in ranked[:top]:
         text = {"document": {"text": found.document}} if with_texts else {}

@@ -17,7 +17,6 @@ from llamac.openai.parameters import Endpoint
 from llamac.openai.requests import GenerationRequest, translate, without_effect
 from llamac.openai.responses import answer_body, echo_of, error_response, text_of
 from llamac.server.exchange import Answer, EventStream, HttpError, Write, event, until_gone
-from llamac.sizes import counted
 
 if TYPE_CHECKING:
     from llamac.engine.generation.logprobs import TokenLogprobs
@@ -105,9 +104,7 @@ async def collected(worker: Worker, requests: Sequence[Request]) -> list[Complet
     for completion in completions:
         worker.record(completion)
     if any(choice.finish_reason == "deadline" for completion in completions for choice in completion.choices):
-        limit = worker.settings.request_seconds
-        message = f"the answer took longer than {counted(limit or 0, 'second')}, the limit of this server"
-        raise HttpError(408, message, "timeout")
+        raise worker.timed_out()
     return completions
 
 

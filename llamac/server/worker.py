@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from llamac.engine.batching.request import Request
 from llamac.engine.scoring.cancellation import Cancellation
 from llamac.errors import LlamacError
+from llamac.server.exchange import HttpError
+from llamac.sizes import counted
 
 if TYPE_CHECKING:
     from llamac.engine.generation.output import Completion
@@ -72,12 +74,24 @@ class Worker:
         return await self.compute(lambda cancel: cancel.convert(call, self.call.body_bytes))
 
     async def compute(self, call: Callable[[Cancellation], Result]) -> Result:
-        """Run a call in a thread. Cancelling the task cancels the call."""
+        """Run a call in a thread. Cancelling the task cancels the call.
+
+        Raises:
+            HttpError: If the call takes longer than a request may take.
+        """
         cancel = Cancellation()
         try:
-            return await asyncio.wrap_future(self._started(partial(call, cancel), self._threads.computing))
+            running = asyncio.wrap_future(self._started(partial(call, cancel), self._threads.computing))
+            return await asyncio.wait_for(running, self.settings.request_seconds)
+        except asyncio.TimeoutError:
+            raise self.timed_out() from None
         finally:
             cancel.cancel()
+
+    def timed_out(self) -> HttpError:
+        """Return the error for a request that takes longer than it may."""
+        limit = counted(self.settings.request_seconds or 0, "second")
+        return HttpError(408, f"the answer took longer than {limit}, the limit of this server", "timeout")
 
     async def submit(self, call: Callable[[], Submitted]) -> Submitted:
         """Run a call that queues requests in a thread. Cancelling the task cancels the requests."""

@@ -13,9 +13,11 @@ import pytest
 pytest.importorskip("uvicorn")
 pytest.importorskip("httpx")
 
+import httpx
+
 from http_server import ENDLESS, PATIENCE, Running, running, serving
 from llamac import models as built_in
-from llamac.errors import ArgumentError
+from llamac.errors import ArgumentError, CancelledError
 from llamac.server.exchange import HttpError
 from llamac.server.keys import MAX_FILE_BYTES, Allowance, Key, Keys, Limits, read_keys
 from llamac.server.models import Models
@@ -130,6 +132,45 @@ def test_requests_per_minute_are_limited() -> None:
         assert (messages.status_code, messages.json()["error"]["type"]) == (429, "rate_limit_error")
         for path in ("/v1/models", "/health", "/metrics"):  # what computes nothing is not counted
             assert server.client.get(path, headers={"x-api-key": "limited"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "computes"),
+    [
+        ("/v1/embeddings", {"input": "Once upon a time"}, "vectors"),
+        ("/v1/rerank", {"query": "Once", "documents": ["upon", "a time"]}, "rank"),
+    ],
+)
+def test_texts_of_clients_that_leave_or_wait_too_long_count(
+    monkeypatch: pytest.MonkeyPatch, path: str, body: Any, computes: str
+) -> None:
+    begun, release = threading.Event(), threading.Event()
+
+    def compute(*arguments: Any) -> Any:
+        begun.set()
+        assert release.wait(PATIENCE)
+        raise CancelledError("the computation was cancelled")
+
+    monkeypatch.setattr(f"llamac.server.embedding.{computes}", compute)
+    headers = {"authorization": "Bearer limited"}
+    for limits, status in (({}, None), ({"timeout": 0.3}, 408)):
+        begun.clear()
+        release.clear()
+        with running("helper", keys(tokens_per_minute=4, **limits)) as server:
+            try:
+                if status is None:
+                    with pytest.raises(httpx.TimeoutException):
+                        server.post(path, body, headers=headers, timeout=0.3)
+                else:
+                    answer = server.post(path, body, headers=headers, timeout=PATIENCE / 2)
+                    assert (answer.status_code, answer.json()["error"]["code"]) == (status, "timeout")
+                assert begun.is_set()
+                key = server.service.settings.keys.find("limited")
+                assert key is not None
+                wait_until(lambda key=key: not key._running)
+                assert server.post(path, body, headers=headers, timeout=PATIENCE / 2).status_code == 429
+            finally:
+                release.set()
 
 
 def test_tokens_per_minute_are_limited_after_they_were_used() -> None:
