@@ -138,7 +138,8 @@ async def _events(
             completion = piece if isinstance(piece, Completion) else None
             if not begun[index] and echoes is not None and (completion or request.params.logprobs is None):
                 begun[index] = True
-                yield event(chunks.echo(index, echoes[index // per_input], completion))
+                described = await members[index - index % per_input] if completion else None  # the first of its input
+                yield event(chunks.echo(index, echoes[index // per_input], described))
                 if delayed[index]:
                     yield event(chunks.text(index, delayed[index], entries[index].of(delayed[index])))
             if completion is not None:

@@ -204,12 +204,15 @@ def test_every_choice_is_streamed(stories: Running) -> None:
 
 
 def test_a_streamed_echo_comes_first(stories: Running) -> None:
-    for extra in ({}, {"logprobs": 1}, {"max_tokens": 0}, {"max_tokens": 0, "logprobs": 0}):
+    for extra in ({}, {"logprobs": 1}, {"logprobs": 1, "n": 2}, {"max_tokens": 0}, {"max_tokens": 0, "logprobs": 0}):
         body = {"prompt": ["Once upon", "One"], "max_tokens": 4, "seed": 1, "echo": True, **extra}
         whole = stories.post(COMPLETIONS, body).json()["choices"]
         events = stories.events(COMPLETIONS, body)
         for i, choice in enumerate(whole):
             assert text_of(events, i) == choice["text"]
+            parts = [c["logprobs"] for e in events[:-1] for c in e["choices"] if c["index"] == i and c["logprobs"]]
+            for name in choice["logprobs"] or ():
+                assert [value for part in parts for value in part[name]] == choice["logprobs"][name]
 
 
 def test_a_streamed_message_begins_with_its_role(alphabet: Running) -> None:
