@@ -38,6 +38,7 @@ class Call:
         extra: Additional headers of the answer.
         fields: Additional fields of the log line.
         requests: The requests that it has submitted to an engine.
+        recorded: The number of their results in the metrics.
         model: The model that answers it, once the model is open.
         key: The caller's API key, if the server has keys.
         computed: Tokens that were computed without a request to an engine.
@@ -60,6 +61,7 @@ class Call:
             self.extra["request-id"] = self.id
         self.fields: dict[str, object] = {}
         self.requests: list[Request] = []
+        self.recorded = 0
         self.at_end: list[Callable[[], object]] = []
         self.key: Key | None = None
         self.model: str | None = None

@@ -14,7 +14,7 @@ from llamac.openai.responses import error_response
 from llamac.server.call import MESSAGES, Call
 from llamac.server.exchange import Answer, ClientGoneError, EventStream, HttpError, Receive, Scope, Send
 from llamac.server.failures import error_body, messages_error
-from llamac.server.metrics import Metrics
+from llamac.server.metrics import CLIENT_GONE, Metrics
 from llamac.server.settings import Settings
 from llamac.sizes import counted
 
@@ -23,7 +23,6 @@ Endpoint = Callable[[Call], Awaitable[Answer | EventStream]]
 LOGGER = logging.getLogger("llamac.server")
 OPEN = ("/health", "/ready", "/")  # need no key
 PAGE = "/page/"  # needs no key either: the page asks for it
-CLIENT_GONE = 499  # in the log and the metrics, as nginx writes it
 METHODS = "GET, POST, OPTIONS"
 EXPOSED = "x-request-id, x-llamac-no-effect, retry-after"
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from llamac.server.models import Models
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+CLIENT_GONE = 499  # the status of a request whose client has left, as nginx writes it
 LONG_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)  # bucket bounds for a request
 SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)  # bucket bounds for a token
 
@@ -85,7 +86,7 @@ class Metrics:
         self.requests = Counter("llamac_requests_total", "Requests by path and status.", "path", "status")
         self.prompt_tokens = Counter("llamac_prompt_tokens_total", "Tokens of prompts.")
         self.cached_tokens = Counter("llamac_cached_tokens_total", "Prompt tokens that were already in the cache.")
-        self.new_tokens = Counter("llamac_generated_tokens_total", "Tokens that requests received.")
+        self.new_tokens = Counter("llamac_generated_tokens_total", "Tokens generated.")
         self.finished = Counter("llamac_generations_total", "Generations by what ended them.", "reason")
         self.request_s = Histogram("llamac_request_seconds", "From the first byte to the last one.", LONG_S)
         self.queue_s = Histogram("llamac_queue_seconds", "Before the computation of a request began.", LONG_S)
@@ -102,6 +103,10 @@ class Metrics:
         """Record a request that has ended."""
         self.requests.add(1, path, str(status))
         self.request_s.observe(seconds)
+        self.prompt_tokens.add(call.prompt_tokens)
+        self.new_tokens.add(call.new_tokens)
+        for request in call.requests[call.recorded :]:  # those without a result
+            self.finished.add(len(request.candidates), "cancelled" if status == CLIENT_GONE else "error")
         if call.model is not None:
             self.model_requests.add(1, call.model)
             self.model_prompt_tokens.add(call.prompt_tokens, call.model)
@@ -111,14 +116,12 @@ class Metrics:
             self.key_tokens.add(call.prompt_tokens + call.new_tokens, call.key.name)
 
     def record(self, completion: Completion) -> None:
-        """Record a result with all its candidates."""
+        """Record a result with all its candidates. `answered` counts its tokens."""
         usage, timings = completion.usage, completion.timings
-        self.prompt_tokens.add(usage.prompt_tokens)
         self.cached_tokens.add(usage.cached_tokens)
         self.queue_s.observe(timings.queued)
         self.first_token_s.observe(timings.queued + timings.prefill)
         for choice in completion.choices:
-            self.new_tokens.add(choice.usage.completion_tokens)
             self.finished.add(1, choice.finish_reason)
             if choice.usage.completion_tokens > 1:
                 self.token_s.observe(choice.timings.decode / (choice.usage.completion_tokens - 1))

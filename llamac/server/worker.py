@@ -144,12 +144,12 @@ class Worker:
 
     def count(self, tokens: int) -> None:
         """Count tokens that were computed without a request to the engine."""
-        self.metrics.prompt_tokens.add(tokens)
         self.call.computed += tokens
 
     def record(self, completion: Completion) -> None:
         """Record a result in the metrics and for the log."""
         self.metrics.record(completion)
+        self.call.recorded += 1
         self.call.note(completion)
         if self.settings.log_prompts:
             for choice in completion.choices:

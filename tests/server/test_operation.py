@@ -136,6 +136,23 @@ def test_metrics_count_requests_and_tokens(server: Running) -> None:
     assert grown["llamac_first_token_seconds_count"] == grown["llamac_token_seconds_count"] == 1
 
 
+def test_requests_of_clients_that_leave_are_in_all_totals() -> None:
+    with running("stories") as server:
+        server.post("/v1/completions", {"prompt": "Once", "max_tokens": 5, "n": 3, "best_of": 4})
+        server.post("/v1/embeddings", {"input": "Once"})
+        body = {"prompt": "Once", "stream": True, "n": 2, **ENDLESS}
+        with server.client.stream("POST", "/v1/completions", json=body) as stream:
+            lines = stream.iter_lines()
+            for _ in range(20):
+                next(lines)
+        wait_until(lambda: 'status="499"' in server.client.get("/metrics").text)
+        text = server.client.get("/metrics").text
+    found = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    for kind in ("prompt", "generated"):
+        assert found[f"llamac_{kind}_tokens_total"] == found[f'llamac_model_{kind}_tokens_total{{model="stories"}}']
+    assert found['llamac_generations_total{reason="cancelled"}'] == "2"
+
+
 def test_a_model_with_states_alone_has_metrics(tmp_path: Path) -> None:
     """All of its layers are recurrent, so its pages of keys and values have no bytes."""
     with running(write_model(tmp_path / "m.bin", states_alone())) as server:
