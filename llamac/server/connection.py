@@ -155,6 +155,18 @@ class Connection(H11Protocol):
 
     # ---- called by the application
 
+    @property
+    def unread(self) -> int:
+        """The number of bytes that the client's system has not taken yet."""
+        count = self.transport.get_write_buffer_size()
+        with contextlib.suppress(ImportError, AttributeError, OSError, ValueError):  # another system, or it is closed
+            import fcntl
+            import termios
+
+            queued = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+            count += int.from_bytes(queued, sys.byteorder)
+        return count
+
     def abandon(self) -> None:
         """Close the connection now, and discard unsent data."""
         if self.cycle is not None:

@@ -252,6 +252,7 @@ class EventStream:
         }
         self._last = time.monotonic()
         self._is_sending = False
+        self._unread = 0  # bytes that the client had not read at the last look
         self._connection: Connection | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -293,8 +294,14 @@ class EventStream:
         if self._connection is not None and self._connection.write_part(data):
             return
         self._is_sending = True
+        self._has_read()
         await send({"type": "http.response.body", "body": data, "more_body": True})
         self._is_sending = False
+
+    def _has_read(self) -> bool:
+        """Whether the client has read something since the last look. Unknown without a connection of llamac's own."""
+        before, self._unread = self._unread, 0 if self._connection is None else self._connection.unread
+        return self._unread < before
 
     async def _watch(self, send: Send) -> None:
         """Send comments while nothing happens, which proxies would take for a dead connection.
@@ -304,6 +311,8 @@ class EventStream:
         while True:
             limit = self._settings.send_seconds if self._is_sending else self._settings.ping_seconds
             await asyncio.sleep(min(MAX_WAIT_S, max(MIN_WAIT_S, self._last + limit - time.monotonic())))
+            if self._is_sending and self._has_read():
+                self._last = time.monotonic()
             waited = time.monotonic() - self._last
             if self._is_sending and waited >= self._settings.send_seconds:
                 return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import threading
 import time
@@ -179,3 +180,37 @@ def test_a_client_that_does_not_read_is_given_up() -> None:
     with pytest.raises(ClientGoneError):
         asyncio.run(asyncio.wait_for(run(), PATIENCE))
     assert made.closed == [True]
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_only_a_client_that_does_not_read_is_given_up(reads: bool) -> None:
+    class Connection:
+        """A connection whose client reads a byte at each look, if it reads."""
+
+        left = 10**6
+
+        @property
+        def unread(self) -> int:
+            self.left -= reads
+            return self.left
+
+        def start_direct(self) -> bool:
+            return False
+
+        def stop_direct(self) -> None:
+            pass
+
+        def write_part(self, data: bytes) -> bool:
+            return False
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        if message.get("body") == b"a":
+            await asyncio.sleep(3.0)  # the buffer is full for longer than a client may read nothing
+
+    scope = {"http_version": "1.1", "method": "GET", "llamac.connection": Connection()}
+    stream = EventStream(events(b"a", b"b"), replace(SETTINGS, send_seconds=0.2))(scope, receive, send)
+    with contextlib.nullcontext() if reads else pytest.raises(ClientGoneError):
+        asyncio.run(asyncio.wait_for(stream, PATIENCE))
