@@ -8,6 +8,7 @@ from pathlib import Path
 
 from llamac.engine.batching.engine import Engine
 from llamac.engine.model import Model
+from llamac.engine.scoring.cancellation import Cancellation
 from llamac.engine.session_defaults import SessionDefaults
 from llamac.errors import ArgumentError
 from llamac.server.models import Entry, Models, Need, need_of
@@ -46,7 +47,9 @@ def models_of(options: argparse.Namespace) -> Models:
     )
     found, default = read_models(Path(options.models_dir), defaults, lambda text: LOGGER.warning("%s", text))
     limit = None if options.max_memory is None else parse_size(options.max_memory, "--max-memory")
-    models = Models([_entry(model, options) for model in found], default=default, max_memory=limit)
+    cancel = Cancellation()
+    entries = [_entry(model, options, cancel) for model in found]
+    models = Models(entries, default=default, max_memory=limit, cancel=cancel)
     try:
         models.open_pinned()
     except BaseException:
@@ -55,14 +58,14 @@ def models_of(options: argparse.Namespace) -> Models:
     return models
 
 
-def _entry(served: ServedModel, options: argparse.Namespace) -> Entry:
+def _entry(served: ServedModel, options: argparse.Namespace, cancel: Cancellation) -> Entry:
     settings = served.settings
 
     def opens(limit: int | None) -> Engine:
-        return _opened(served, options, limit)
+        return _opened(served, options, limit, cancel)
 
     def measures(limit: int) -> Need:
-        engine = _opened(served, options, None)
+        engine = _opened(served, options, None, cancel)
         try:
             return need_of(engine, settings.kv_tokens, limit)
         finally:
@@ -86,8 +89,8 @@ def _stamps(path: Path) -> list[list[int]]:
     )
 
 
-def _opened(served: ServedModel, options: argparse.Namespace, limit: int | None) -> Engine:
-    """Open a model with an engine, which needs at most `limit` bytes."""
+def _opened(served: ServedModel, options: argparse.Namespace, limit: int | None, cancel: Cancellation) -> Engine:
+    """Open a model with an engine, which needs at most `limit` bytes. `cancel` stops a conversion."""
     settings = served.settings
     model = open_model(
         served.path.absolute(),  # errors for clients leave out absolute folders
@@ -104,6 +107,7 @@ def _opened(served: ServedModel, options: argparse.Namespace, limit: int | None)
         dtype=options.dtype,
         cache_dir=False if options.no_cache else options.cache_dir or None,
         draft_model=settings.draft_model,
+        progress=lambda phase, done, total: cancel.check(),
         on_warning=lambda text: LOGGER.warning("%s", text, extra={"fields": {"model": served.names[0]}}),
     )
     try:

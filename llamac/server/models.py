@@ -21,6 +21,7 @@ from typing import TypeVar
 
 from llamac.engine.batching.engine import Engine
 from llamac.engine.memory import MIN_CONTEXT, fixed_bytes, kv_is_on_device
+from llamac.engine.scoring.cancellation import Cancellation
 from llamac.errors import ArgumentError, LlamacError, OutOfMemoryError
 from llamac.openai.errors import InvalidRequestError
 from llamac.openai.responses import fingerprint
@@ -207,6 +208,7 @@ class Models:
         default: str | None = None,
         max_memory: int | None = None,
         wait_seconds: float = 60.0,
+        cancel: Cancellation | None = None,
     ) -> None:
         """Create the table.
 
@@ -215,6 +217,7 @@ class Models:
             default: The model for requests that do not name one. Default: the only model, if there is exactly one.
             max_memory: Maximum total bytes that the open models may need; None: no limit.
             wait_seconds: Maximum time that a request waits for room for its model.
+            cancel: Stops the opening of models when the table is closed.
 
         Raises:
             ArgumentError: If two models have the same name, or no model has the name `default`.
@@ -231,6 +234,7 @@ class Models:
         self._default = self._names[default] if default else self.entries[0] if len(self.entries) == 1 else None
         self._limit = max_memory
         self._wait_seconds = wait_seconds
+        self._cancel = cancel
         self._changing = asyncio.Lock()  # held while a model is opened or closed
         self._turn = asyncio.Lock()  # held by the one load that closes models to make room, also while it waits
         self._made_room: set[Entry] = set()  # the models that it has closed: no other load may take their room
@@ -533,6 +537,8 @@ class Models:
 
     def close(self) -> None:
         """Close all models, after the event loop has ended."""
+        if self._cancel is not None:
+            self._cancel.cancel()
         self._thread.shutdown(wait=True)
         for entry, opened in list(self.open_ones()):
             entry._opened = None

@@ -30,6 +30,7 @@ from llamac import models as built_in
 from llamac.cli import make_parser
 from llamac.cli.serve_models import models_of
 from llamac.errors import ArgumentError, OutOfMemoryError
+from llamac.progress import Progress, silent
 from llamac.server import models_file
 from llamac.server.models import Models, _bytes_of
 from llamac.server.service import Service
@@ -549,3 +550,24 @@ def test_a_missing_file_unloads_no_model_and_its_folder_is_not_shown(
         assert "folder" not in answer.text
         assert loaded_now(server) == {"fables"}
     assert "Traceback" not in caplog.text
+
+
+def test_the_conversion_of_a_model_stops_when_the_server_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = threading.Event()
+
+    def convert(*arguments: Any, progress: Progress = silent, **options: Any) -> Any:
+        begun.set()
+        limit = time.monotonic() + PATIENCE
+        while time.monotonic() < limit:
+            progress("converting", 0, 1)
+            time.sleep(0.001)
+        raise AssertionError
+
+    monkeypatch.setattr("llamac.cli.serve_models.open_model", convert)
+    with ThreadPoolExecutor(1) as pool:
+        with serving_models(write_models(tmp_path)) as server:
+            asked = pool.submit(server.post, "/v1/completions", {**ASK, "model": "tales"})
+            assert begun.wait(PATIENCE)
+            ending = time.monotonic()
+        assert time.monotonic() - ending < PATIENCE / 2
+        assert asked.exception() is not None
