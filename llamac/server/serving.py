@@ -228,6 +228,10 @@ def serve(
     server.handle_exit = handle_exit  # type: ignore[assignment, method-assign]
 
     async def run() -> None:
+        if server.config.is_ssl:  # uvicorn has no setting for this
+            loop = asyncio.get_running_loop()
+            seconds = service.settings.header_seconds
+            loop.create_server = partial(loop.create_server, ssl_handshake_timeout=seconds)  # type: ignore[method-assign]
         running = asyncio.ensure_future(server.serve(sockets=[opened]))
         while not server.started and not running.done():
             await asyncio.sleep(0.001)

@@ -13,6 +13,7 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -33,7 +34,7 @@ from llamac.server.callback import call_back
 from llamac.server.models_file import ModelSettings
 from llamac.server.serving import check_certificate, listen_unix, socket_file, watchdog_seconds
 from processes import TIMEOUT
-from served_process import server
+from served_process import connected, read_all, server
 from waiting import wait_until
 
 ENDLESS = {"prompt": "x", "stream": True, "max_tokens": 10**6, "ignore_eos": True, "context_overflow": "shift"}
@@ -351,6 +352,15 @@ def test_wrong_certificates_and_keys_are_refused(certificate_and_key: tuple[Path
     with pytest.raises(FileNotFoundError) as missing:
         check_certificate(none, key)
     assert missing.value.filename == str(none)
+
+
+def test_a_client_without_a_handshake_is_closed_in_time(certificate_and_key: tuple[Path, Path]) -> None:
+    certificate, key = certificate_and_key
+    with server("--port", 0, "--tls-cert", certificate, "--tls-key", key, "--client-timeout", 0.5) as started:
+        begun = time.monotonic()
+        with connected(started.port) as connection:
+            assert read_all(connection) == b""
+        assert time.monotonic() - begun < 30  # asyncio would wait for a minute
 
 
 def test_https_is_served_with_a_certificate(certificate_and_key: tuple[Path, Path]) -> None:
