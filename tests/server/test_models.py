@@ -475,12 +475,13 @@ def test_many_requests_for_several_models_with_memory_for_two(tmp_path: Path, mo
 @contextlib.contextmanager
 def streams(server: Running, *names: str) -> Iterator[None]:
     """Keep models in use with streams that do not end."""
+    lines: list[Iterator[str]] = []  # the end of an iterator would close its stream
     with contextlib.ExitStack() as stack:
         for name in names:
             body = {**ASK, "model": name, "stream": True, **ENDLESS}
             stream = stack.enter_context(server.client.stream("POST", "/v1/completions", json=body))
-            lines = stack.enter_context(contextlib.closing(stream.iter_lines()))
-            next(lines)
+            lines.append(stream.iter_lines())
+            next(lines[-1])
         yield
 
 
