@@ -21,7 +21,8 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from llamac import export, models, ops
     from llamac.engine.batching.async_engine import AsyncEngine
-    from llamac.engine.batching.engine import Engine, EngineStats
+    from llamac.engine.batching.engine import Engine
+    from llamac.engine.batching.engine_stats import EngineStats
     from llamac.engine.batching.request import Request
     from llamac.engine.cache.prefix_cache import PrefixStats
     from llamac.engine.generation.logprobs import TokenLogprobs
@@ -71,7 +72,8 @@ if TYPE_CHECKING:
 # The module that defines each public name. The imports above tell type checkers the same; a test compares the two.
 _MODULES = {
     "llamac.engine.batching.async_engine": ["AsyncEngine"],
-    "llamac.engine.batching.engine": ["Engine", "EngineStats"],
+    "llamac.engine.batching.engine": ["Engine"],
+    "llamac.engine.batching.engine_stats": ["EngineStats"],
     "llamac.engine.inspection.explain": ["ExplainedToken", "Explanation"],
     "llamac.engine.generation.stream": ["Stream"],
     "llamac.engine.generation.logprobs": ["TokenLogprobs"],

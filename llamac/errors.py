@@ -80,7 +80,7 @@ class DeviceError(LlamacError, RuntimeError):
 
 
 class BusyError(LlamacError, RuntimeError):
-    """Another thread is using the session or stream."""
+    """Another thread is using the session or stream, or an engine's thread would wait for itself."""
 
 
 class QueueFullError(LlamacError, RuntimeError):
@@ -88,7 +88,7 @@ class QueueFullError(LlamacError, RuntimeError):
 
 
 class ClosedError(LlamacError, RuntimeError):
-    """The model, session or stream has been closed."""
+    """The model, session, stream or engine has been closed, or the engine belongs to another process."""
 
 
 class CancelledError(LlamacError, RuntimeError):

@@ -8,7 +8,8 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
-from llamac.engine.batching.engine import Engine, EngineStats, Prompt
+from llamac.engine.batching.engine import Engine, Prompt
+from llamac.engine.batching.engine_stats import EngineStats
 from llamac.engine.batching.request import Request
 from llamac.engine.sampling.params import SamplingOverrides, SamplingParams
 from llamac.engine.scoring.cancellation import Cancellation

@@ -28,7 +28,7 @@ from llamac.engine.session import Session
 from llamac.engine.speculation.batch_drafts import MAX_REQUESTS, Drafters, plan_drafts
 from llamac.engine.speculation.draft_plan import max_drafts, row_costs
 from llamac.engine.speculation.states import States
-from llamac.errors import CancelledError, LlamacError, OutOfMemoryError, wrapped
+from llamac.errors import CancelledError, ClosedError, LlamacError, OutOfMemoryError, wrapped
 from llamac.gpu.draws import Draw
 
 GUIDE_WAIT_S = 0.001  # how long a step waits for guides, so that their requests do not miss the next step
@@ -149,7 +149,8 @@ class Batch:
         """End every request with an error, or as cancelled if there is none."""
         for request in [*self.running, *self.waiting]:
             if error is None:
-                self._end(request, "cancelled")
+                with contextlib.suppress(ClosedError):  # of the model: there is nothing left to free
+                    self._end(request, "cancelled")
             else:
                 (request._beams or request)._finish(error)
         self.running.clear()
@@ -459,10 +460,12 @@ class Batch:
 
     def _finish(self, request: Request, failure: Exception | None = None) -> None:
         """Free a request's sequence and report its end."""
-        if failure is None:
-            self._admission.prefixes.keep_all(request)
-        self._admission.remove(request)
-        request._finish(failure)
+        try:
+            if failure is None:
+                self._admission.prefixes.keep_all(request)
+            self._admission.remove(request)
+        finally:
+            request._finish(failure)
 
     def _fail(self, request: Request, failure: Exception) -> None:
         """End a request, and with it its beam search, with an error."""
@@ -484,7 +487,9 @@ class Batch:
         self, beams: BeamRequest, reason: FinishReason = "cancelled", failure: Exception | None = None
     ) -> None:
         """End a beam search and report its result once. `reason` applies to its running sequences."""
-        for request in beams._members:
-            self._admission.remove(request)
         beams._reason = reason
-        beams._finish(failure)
+        try:
+            for request in beams._members:
+                self._admission.remove(request)
+        finally:
+            beams._finish(failure)

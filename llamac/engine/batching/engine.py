@@ -7,7 +7,7 @@ import itertools
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
 from llamac import _core
@@ -15,6 +15,7 @@ from llamac.arguments import DEFAULT_SEQUENCES, KVDtype, Numerics, to_float, to_
 from llamac.engine.batching.batch import Batch
 from llamac.engine.batching.beams import BeamRequest
 from llamac.engine.batching.candidates_request import CandidatesRequest
+from llamac.engine.batching.engine_stats import EngineStats
 from llamac.engine.batching.request import Request
 from llamac.engine.batching.waker import Waker
 from llamac.engine.cache.moving import leave_device
@@ -32,6 +33,7 @@ from llamac.engine.session import Session
 from llamac.engine.speculation.batch_drafts import MAX_REQUESTS, Drafters
 from llamac.errors import (
     ArgumentError,
+    BusyError,
     ClosedError,
     DeviceError,
     LlamacError,
@@ -54,35 +56,6 @@ if TYPE_CHECKING:
 MAX_SEQUENCES = 256  # each takes a row of every step
 CACHED_STATES = 256
 Prompt = str | Sequence[int]
-
-
-@dataclass(frozen=True)
-class EngineStats:
-    """Counters of an engine.
-
-    Attributes:
-        running: Requests that are being computed now.
-        waiting: Requests in the queue now.
-        steps: Passes through the model.
-        rows: Tokens computed in these passes.
-        generated: Sampled tokens.
-        preemptions: How many times a running request was paused to free its memory.
-        drafted_tokens: Computed drafts.
-        accepted_tokens: Drafts that became tokens of requests.
-        kv_bytes: Bytes of KV pages in use now, including the prefix cache.
-        prefix: Counters of the prefix cache.
-    """
-
-    running: int
-    waiting: int
-    steps: int
-    rows: int
-    generated: int
-    preemptions: int
-    drafted_tokens: int
-    accepted_tokens: int
-    kv_bytes: int
-    prefix: PrefixStats
 
 
 class Engine(Closeable):
@@ -172,6 +145,8 @@ class Engine(Closeable):
         self._drafters = Drafters(self._session, self._session._n_drafted)
         self._cache_session: Session | None = None
         self._cache: PrefixCache | None = None
+        self._freeing = threading.Lock()
+        self._is_free = False
         memory = model._memory
         self._owner = object()  # of what it sets there: the model does not keep the engine alive
         self._logits_bytes = ENGINE_BYTES * self._session._core.vocab_size * max_sequences
@@ -191,6 +166,7 @@ class Engine(Closeable):
         self._changed = threading.Condition()  # guards the next four attributes
         self._arrived: list[Request] = []
         self._thread: threading.Thread | None = None
+        self._process = os.getpid()  # of the thread
         self._closing = False
         self._failure: LlamacError | None = None
         self._waker = Waker()
@@ -474,6 +450,7 @@ class Engine(Closeable):
         return CandidatesRequest(requests, params) if len(requests) > 1 else requests[0]
 
     def _enqueue(self, request: Request, *, wait: bool) -> None:
+        self._check_process()
         with self._changed:
             while True:
                 if self._closing:
@@ -485,6 +462,7 @@ class Engine(Closeable):
                     break
                 if not wait:
                     raise QueueFullError(f"{n} requests are already waiting, the limit (max_queue): try again later")
+                self._check_wait()
                 self._changed.wait(WAIT_S)
             if self._thread is None:
                 thread = threading.Thread(target=self._serve, name="llamac-engine", daemon=True)
@@ -492,11 +470,26 @@ class Engine(Closeable):
                     thread.start()
                 except RuntimeError as failure:
                     raise OutOfMemoryError(f"the engine's thread cannot be started: {failure}") from failure
-                self._thread = thread
+                self._thread, self._process = thread, os.getpid()
             for member in request._members:
                 member._enter_queue()
             self._arrived += request._members
             self._changed.notify_all()
+
+    def _check_process(self) -> None:
+        if self._thread is not None and self._process != os.getpid():
+            raise ClosedError(
+                "this process was forked from that of the engine, which computes only there: open another"
+            )
+
+    def _check_wait(self) -> None:
+        """Check that the current thread can wait for the engine's thread."""
+        self._check_process()
+        if threading.current_thread() is self._thread:
+            raise BusyError(
+                "the engine's own thread, in which logits processors run, cannot wait for the engine's requests: wait "
+                "in another thread, or generate with the model or a session"
+            )
 
     def _interrupt(self, request: Request) -> None:
         """Interrupt the running step if it computes the prompt of a cancelled request."""
@@ -507,31 +500,38 @@ class Engine(Closeable):
     # ---- life
 
     def close(self) -> None:
-        """Cancel all requests and free the memory. Closing twice is fine."""
+        """Cancel all requests and free the memory. Closing twice is fine.
+
+        In a logits processor, this returns at once; the engine frees the memory after the step.
+        """
         with self._changed:
-            if self._closing:
-                return
             self._closing = True
             self._changed.notify_all()
             thread = self._thread
         self._batch.running_pass.stop()
-        if thread is not None and thread is not threading.current_thread():
+        if thread is threading.current_thread():
+            return  # `_serve` frees the memory
+        if thread is not None:
             thread.join()
         self._free()
 
     def _free(self) -> None:
-        """Close the sessions and restore the model's limits."""
-        if self._cache is not None:
-            self._cache.close()
-        if self._cache_session is not None:
-            self._cache_session.close()
-        self._drafters.close()
-        self._session.close()
-        memory = self._model._memory
-        memory.engine_logits -= self._logits_bytes
-        memory.unset(self._owner)
-        if not self._model.closed:
-            memory.apply()
+        """Close the sessions and restore the model's limits, once."""
+        with self._freeing:
+            if self._is_free:
+                return
+            self._is_free = True
+            if self._cache is not None:
+                self._cache.close()
+            if self._cache_session is not None:
+                self._cache_session.close()
+            self._drafters.close()
+            self._session.close()
+            memory = self._model._memory
+            memory.engine_logits -= self._logits_bytes
+            memory.unset(self._owner)
+            if not self._model.closed:
+                memory.apply()
 
     # ---- the engine's thread
 
@@ -546,13 +546,16 @@ class Engine(Closeable):
                         self._leave_device(failure)
         except BaseException as failure:
             text = f"the engine has stopped: {failure}"
-            error = DeviceError(text, failure.lost) if isinstance(failure, DeviceError) else LlamacError(text)
+            kind = ClosedError if isinstance(failure, ClosedError) else LlamacError  # of the model
+            error = DeviceError(text, failure.lost) if isinstance(failure, DeviceError) else kind(text)
             error.__cause__ = failure
         with self._changed:
             self._failure = error
             self._batch.add(self._arrived)
             self._arrived = []
         self._batch.end_all(error)
+        if self._closing:
+            self._free()
 
     def _leave_device(self, failure: DeviceError) -> None:
         """Continue on the CPU if the device is "auto". Running requests recompute their tokens; cached prefixes are

@@ -103,6 +103,7 @@ class Request:
 
         Raises:
             TimeoutError: If the request has not ended in time.
+            BusyError: In the engine's own thread, where logits processors run.
             LlamacError: The error that ended it, if one did.
             ArgumentError: If `timeout` is no number.
         """
@@ -113,6 +114,7 @@ class Request:
             while not self.done:
                 if limit is not None and time.monotonic() >= limit:
                     raise TimeoutError(f"the request has not ended within {timeout} seconds")
+                self._engine._check_wait()
                 self._condition.wait(WAIT_S if limit is None else min(WAIT_S, max(0.0, limit - time.monotonic())))
         return self._result()
 
@@ -132,6 +134,7 @@ class Request:
     def __next__(self) -> str:
         with self._condition:
             while not self._pieces and not self.done:
+                self._engine._check_wait()
                 self._condition.wait(WAIT_S)
             if self._pieces:
                 return self._pieces.popleft()
@@ -167,6 +170,7 @@ class Request:
                         if not self._pieces:
                             break
                 else:
+                    self._engine._check_wait()
                     await changed.wait()
                     changed.clear()
         except asyncio.CancelledError:
@@ -202,6 +206,7 @@ class Request:
         changed, listen = self._listener()
         try:
             while not ready():
+                self._engine._check_wait()
                 await changed.wait()
                 changed.clear()
         except asyncio.CancelledError:
