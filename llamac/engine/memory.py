@@ -7,6 +7,7 @@ becomes the budget of the KV caches. No later call exceeds the limit: it raises 
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -238,9 +239,9 @@ class MemoryLimit:
 
 
 def _least(*budgets: int | None) -> int | None:
-    """Return the smallest budget, at least 1; None if there is none."""
+    """Return the smallest budget, at least 1 and at most what the core can count; None if there is none."""
     found = [budget for budget in budgets if budget is not None]
-    return max(1, min(found)) if found else None
+    return max(1, min(*found, sys.maxsize)) if found else None
 
 
 def kv_is_on_device(model: Model) -> bool:

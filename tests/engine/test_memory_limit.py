@@ -196,3 +196,14 @@ def test_wrong_sizes_and_settings_are_refused(model: llamac.Model, tiny_llama: P
         llamac.load(tiny_llama, max_memory=1.5)  # type: ignore[arg-type]
     with pytest.raises(llamac.ArgumentError, match="sequences is 0"):
         model.plan_memory(sequences=0)
+
+
+def test_limits_beyond_all_memory_are_no_limits(model: llamac.Model, tiny_llama: Path) -> None:
+    model.kv_budget = 1 << 70
+    assert len(model.generate([5], max_tokens=2, ignore_eos=True).tokens) == 2
+    model.kv_budget = None
+    with llamac.Engine(model, kv_tokens=1 << 70) as engine:
+        assert len(engine.generate([[5]], max_tokens=2, ignore_eos=True)[0].tokens) == 2
+    assert model.kv_budget is None
+    with llamac.load(tiny_llama, max_memory=1 << 80) as unlimited:
+        assert len(unlimited.generate([5], max_tokens=2, ignore_eos=True).tokens) == 2
