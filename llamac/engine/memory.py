@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from llamac import _core
@@ -198,11 +200,15 @@ class MemoryLimit:
         self.budget = host_budget if device is None or self._model._session_defaults.device == "cpu" else device_budget
         self._model._core.set_kv_budget(host_budget or 0, device_budget or 0)
 
-    def admit(self, session: Session) -> None:
+    def admit(self, session: Session, least: int = MIN_CONTEXT) -> None:
         """Account for a new session, or close it if it does not fit.
 
         An MTP layer drafts only if its memory leaves room for the session's whole context. So it takes nothing from
-        results.
+        results. A draft model drafts for texts that both KV caches have room for.
+
+        Args:
+            session: The session.
+            least: Positions for which a draft model leaves room in any case.
 
         Raises:
             OutOfMemoryError: If the limit leaves no page for a sequence, or less than the KV caches already use.
@@ -211,12 +217,27 @@ class MemoryLimit:
             pages = 0 if _stays_on_device(session) else _core.memory_limits(session._core, session.context)[1]
             if left < pages * session._n_sequences:
                 session._head = None
-        try:
-            self._check(session)
-        except BaseException:
-            session.close()
-            raise
+        self._limit_drafts(session, min(least, session.context))
+        if session._computes:  # the engine's plan includes its prefix cache
+            try:
+                self._check(session)
+            except BaseException:
+                session.close()
+                raise
         self.apply()
+
+    def _limit_drafts(self, session: Session, least: int) -> None:
+        """Set the longest text for which a session's draft model drafts; 0: it drafts for none."""
+        if session._draft_model is None or self.limit is None:
+            return
+        session._draft_context = 0
+        left = self.limit - self.fixed()
+
+        def fits(context: int) -> bool:
+            pages = 0 if _stays_on_device(session) else _core.memory_limits(session._core, max(context, least))[1]
+            return pages + _draft_of(session._draft_model, context, session._n_drafted) <= left
+
+        session._draft_context = _largest(fits, session.context)
 
     def _check(self, session: Session) -> None:
         left = self._left()
@@ -271,13 +292,10 @@ def session_bytes(session: Session) -> int:
         else:
             on_device = _stays_on_device(session)
             head = _head_of(session.model, core, session._n_drafted, file, pages_on_device=on_device)
-    activations = _core.memory_limits(core, 1)[0] if session._computes else session.memory()["activations"]
-    return (
-        activations
-        + SESSION_BYTES * core.vocab_size
-        + _draft_of(session._draft_model, session.context, session._n_drafted)
-        + head
-    )
+    if not session._computes:
+        return session.memory()["activations"]
+    drafts = _draft_of(session._draft_model, session._draft_context, session._n_drafted)
+    return _core.memory_limits(core, 1)[0] + SESSION_BYTES * core.vocab_size + drafts + head
 
 
 def fixed_bytes(model: Model) -> tuple[int, int, int]:
@@ -291,8 +309,8 @@ def fixed_bytes(model: Model) -> tuple[int, int, int]:
 
 
 def _draft_of(model: Model | None, context: int, sequences: int = 1) -> int:
-    """Return the maximum bytes of a draft model and of its session for this many sequences; 0 if it is closed."""
-    if model is None or model.closed:
+    """Return the maximum bytes of a draft model and of its session for this many sequences; 0 if it drafts nothing."""
+    if model is None or model.closed or context == 0:
         return 0
     n = sequences * sequences_per_text(model)
     return plan_memory(model, None, min(context, model.config["context"]), n).total
@@ -321,9 +339,28 @@ def _tokenizer_now(model: Model) -> int:
 
 
 def plan_of(
-    model: Model, core: _core.Session, limit: int | None, context: int, sequences: int, engine_requests: int = 0
+    model: Model,
+    core: _core.Session,
+    limit: int | None,
+    context: int,
+    sequences: int,
+    *,
+    engine_requests: int = 0,
+    engine_drafts: int = 1,
+    prefix_cache: int = 0,
 ) -> MemoryPlan:
-    """Return the plan of a session for sequences of `context` positions."""
+    """Return the plan of a session for sequences of `context` positions.
+
+    Args:
+        model: The model.
+        core: The session.
+        limit: The limit.
+        context: Positions per sequence.
+        sequences: Number of sequences.
+        engine_requests: Number of requests that an engine computes at a time.
+        engine_drafts: Number of requests for which its head drafts at a time.
+        prefix_cache: Bytes of the session of its prefix cache.
+    """
     activations, kv = _core.memory_limits(core, context)
     positions, page_bytes = core.page_size()
     weights, adapters, tokenizer = fixed_bytes(model)
@@ -333,13 +370,13 @@ def plan_of(
     file = draft_model if is_drafter(draft_model) else None
     draft = _draft_of(draft_model, context) if file is None else 0
     if file or (model.config["mtp_layers"] and not draft):
-        draft = _head_of(model, core, 1, file, pages_on_device=kv_is_on_device(model))
+        draft = _head_of(model, core, engine_drafts, file, pages_on_device=kv_is_on_device(model))
     plan = MemoryPlan(
         limit=limit,
         weights=weights,
         adapters=adapters,
         tokenizer=tokenizer,
-        activations=activations,
+        activations=activations + prefix_cache,
         logits=(SESSION_BYTES + ENGINE_BYTES * engine_requests) * core.vocab_size,
         draft=draft,
         kv=0 if kv_is_on_device(model) else kv * sequences,
@@ -402,7 +439,7 @@ def _suggestion(model: Model, plan: MemoryPlan) -> str:
     """Suggest settings that would fit."""
     found = []
     for kind in KV_DTYPES[KV_DTYPES.index(plan.kv_dtype) :]:  # the largest first
-        context = _largest_context(model, plan.limit, plan.context, kind)
+        context = _largest(partial(_fits, model, plan.limit, kind), plan.context)
         if context:
             smaller = "" if context == plan.context else f"a context of {context} with "
             found.append(f"{smaller}kv_dtype {kind}")
@@ -412,14 +449,18 @@ def _suggestion(model: Model, plan: MemoryPlan) -> str:
     return f"; this model needs at least {-(-smallest // (1 << 20))}MiB"
 
 
-def _largest_context(model: Model, limit: int | None, maximum: int, kv_dtype: KVDtype) -> int:
-    """Return the largest context of one sequence that fits, up to `maximum`, in whole pages if smaller; 0: none."""
-    if plan_memory(model, limit, maximum, kv_dtype=kv_dtype).fits:
+def _fits(model: Model, limit: int | None, kv_dtype: KVDtype, context: int) -> bool:
+    return plan_memory(model, limit, context, kv_dtype=kv_dtype).fits
+
+
+def _largest(fits: Callable[[int], bool], maximum: int) -> int:
+    """Return the largest context that fits, up to `maximum`, in whole pages if smaller; 0: none."""
+    if fits(maximum):
         return maximum
     low, high = 0, maximum // KV_PAGE
     while low < high:
         middle = (low + high + 1) // 2
-        if plan_memory(model, limit, middle * KV_PAGE, kv_dtype=kv_dtype).fits:
+        if fits(middle * KV_PAGE):
             low = middle
         else:
             high = middle - 1
@@ -441,7 +482,8 @@ def memory_use(model: Model, prefix_cache: int = 0) -> MemoryUse:
         adapters=adapters,
         tokenizer=_tokenizer_now(model),
         activations=sum(session.memory()["activations"] for session in sessions),
-        logits=sum(SESSION_BYTES * session._core.vocab_size for session in sessions) + model._memory.engine_logits,
+        logits=sum(SESSION_BYTES * session._core.vocab_size for session in sessions if session._computes)
+        + model._memory.engine_logits,
         draft=sum(memory_use(draft).total for draft in drafts if draft is not None and not draft.closed)
         + sum(map(_head_now, sessions)),
         kv=host_kv_bytes(model),

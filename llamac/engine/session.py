@@ -93,7 +93,8 @@ class Session(Generating, Copyable, Savable, Closeable):
         self._falls_back = is_auto and self._device != "cpu"  # to the CPU if the device fails
         self._replacement: Session | None = None  # the session that then recomputes the tokens
         draft_model = beside(model, self._device, draft_model, is_auto=is_auto)
-        self._draft_model = None if is_drafter(draft_model) else draft_model
+        self._draft_model = None if is_drafter(draft_model) or not _computes else draft_model
+        self._draft_context = context  # positions of the longest text for which it drafts
         self._drafting: Drafter | None = None  # opened on first use
         self._n_drafted = 1  # number of sequences for which a model drafts at a time
         # an explicit number of threads is fixed; the default follows the machine

@@ -7,12 +7,14 @@ import gc
 import pickle
 import re
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import llamac
+from builders import some_ids
 from llamac import _core
 from llamac.engine import memory
 from llamac.text import tokenizer
@@ -207,3 +209,74 @@ def test_limits_beyond_all_memory_are_no_limits(model: llamac.Model, tiny_llama:
     assert model.kv_budget is None
     with llamac.load(tiny_llama, max_memory=1 << 80) as unlimited:
         assert len(unlimited.generate([5], max_tokens=2, ignore_eos=True).tokens) == 2
+
+
+def least_limit(open_with: Callable[[int], Any]) -> int:
+    """The least limit that is accepted, to 500 bytes."""
+    low, high = 1, 1 << 30
+    while high - low > 500:
+        middle = (low + high) // 2
+        try:
+            open_with(middle).close()
+            high = middle
+        except llamac.OutOfMemoryError:
+            low = middle
+    return high
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+@pytest.mark.parametrize("prefix_cache", [False, True])
+@pytest.mark.parametrize("max_sequences", [1, 4])
+def test_the_least_limit_of_an_engine_leaves_room_for_a_whole_request(
+    tiny_llama: Path, drafts: bool, prefix_cache: bool, max_sequences: int
+) -> None:
+    with llamac.load(tiny_llama, threads=1, draft_model=tiny_llama if drafts else None) as model:
+        _ = model.tokenizer.n_ids
+        settings: dict[str, Any] = {"context": 512, "max_sequences": max_sequences, "prefix_cache": prefix_cache}
+        limit = least_limit(lambda limit: llamac.Engine(model, max_memory=limit, **settings))
+        with pytest.raises(llamac.OutOfMemoryError, match="fewer sequences"):
+            llamac.Engine(model, max_memory=limit - 1000, **settings)
+        for spare in (0, 20_000, 200_000):
+            with llamac.Engine(model, max_memory=limit + spare, **settings) as engine:
+                for prompt in (some_ids(504), some_ids(500, seed=1)):
+                    completion = engine.generate([prompt], max_tokens=8, ignore_eos=True)[0]
+                    assert (completion.finish_reason, len(completion.tokens)) == ("length", 8)
+                assert engine.memory().total <= limit + spare
+
+
+def test_a_draft_model_leaves_room_for_what_the_plan_promises(tiny_llama: Path) -> None:
+    prompt = some_ids(memory.MIN_CONTEXT - 8)
+
+    def load(limit: int | None) -> llamac.Model:
+        return llamac.load(tiny_llama, threads=1, draft_model=tiny_llama, max_memory=limit)
+
+    limit = least_limit(load)
+    longest = []
+    for spare in (0, 20_000, 200_000, 10_000_000):
+        with load(limit + spare) as model, model.session() as session:
+            assert len(session.generate(prompt, max_tokens=8, ignore_eos=True).tokens) == 8
+            assert model.memory().total <= limit + spare
+            longest.append(session._draft_context)
+    assert longest[0] >= memory.MIN_CONTEXT
+    assert longest == sorted(longest)
+    assert longest[-1] == 600  # the model's context
+
+
+def test_a_session_without_room_for_drafts_generates_without(tiny_llama: Path, model: llamac.Model) -> None:
+    with (
+        llamac.load(tiny_llama) as drafting,
+        llamac.load(tiny_llama, max_memory=floor(model, 256)) as limited,
+        limited.session(draft_model=drafting, context=256) as session,
+    ):
+        assert session._draft_context == 0
+        completion = session.generate(some_ids(200), max_tokens=20, ignore_eos=True)
+        assert (len(completion.tokens), completion.usage.drafted_tokens) == (20, 0)
+
+
+def test_the_plan_of_an_engine_under_the_limit_of_load_includes_its_prefix_cache(
+    model: llamac.Model, tiny_llama: Path
+) -> None:
+    with llamac.load(tiny_llama, context=256, max_memory=floor(model, 256) + 8_000) as limited:
+        with pytest.raises(llamac.OutOfMemoryError, match="are needed: fewer sequences"):
+            llamac.Engine(limited, max_sequences=1)
+        llamac.Engine(limited, max_sequences=1, prefix_cache=False).close()

@@ -25,7 +25,7 @@ from llamac.engine.closeable import Closeable
 from llamac.engine.generation.candidates import params_of_each
 from llamac.engine.generation.output import Output
 from llamac.engine.generation.stream import resolved_params
-from llamac.engine.memory import ENGINE_BYTES, MIN_CONTEXT, MemoryUse, memory_use, plan_of, refusal
+from llamac.engine.memory import ENGINE_BYTES, MIN_CONTEXT, MemoryUse, memory_use, plan_of, refusal, session_bytes
 from llamac.engine.prompts.overflow import FittedPrompt
 from llamac.engine.prompts.prompt_ids import ToolOptions, conversation_ids, prompt_ids
 from llamac.engine.sampling.params import ResolvedParams, SamplingOverrides, SamplingParams, request_params
@@ -152,10 +152,12 @@ class Engine(Closeable):
         self._logits_bytes = ENGINE_BYTES * self._session._core.vocab_size * max_sequences
         memory.engine_logits += self._logits_bytes
         try:
+            if prefix_cache:
+                self._cache_session = self._open_cache_session()
             self._set_limit(max_memory, context)
             self._set_budget(kv_tokens)
-            if prefix_cache:
-                self._open_cache(prefix_bytes, prefix_dir, prefix_dir_bytes)
+            if self._cache_session is not None:
+                self._cache = self._open_cache(self._cache_session, prefix_bytes, prefix_dir, prefix_dir_bytes)
         except BaseException:
             self._free()
             raise
@@ -171,9 +173,9 @@ class Engine(Closeable):
         self._failure: LlamacError | None = None
         self._waker = Waker()
 
-    def _open_cache(self, max_bytes: int | None, folder: str | os.PathLike[str] | None, max_folder_bytes: int) -> None:
-        """Open the prefix cache. Its states are sequences of a session that computes nothing."""
-        self._cache_session = Session(
+    def _open_cache_session(self) -> Session:
+        """Open the session whose sequences are the states of the prefix cache. It computes nothing."""
+        return Session(
             self._model,
             context=self._session.context,
             sequences=CACHED_STATES,
@@ -183,12 +185,16 @@ class Engine(Closeable):
             numerics=self._session.numerics,
             _computes=False,
         )
+
+    def _open_cache(
+        self, session: Session, max_bytes: int | None, folder: str | os.PathLike[str] | None, max_folder_bytes: int
+    ) -> PrefixCache:
         store = None
         if folder is not None:
             from llamac.engine.cache.prefix_store import PrefixStore
 
-            store = PrefixStore(self._cache_session, folder, to_int(max_folder_bytes, "prefix_dir_bytes"))
-        self._cache = PrefixCache(self._cache_session._core, CACHED_STATES, max_bytes, store)
+            store = PrefixStore(session, folder, to_int(max_folder_bytes, "prefix_dir_bytes"))
+        return PrefixCache(session._core, CACHED_STATES, max_bytes, store)
 
     def _set_limit(self, max_memory: int | str | None, context: int | None) -> None:
         """Apply the engine's limit, in addition to the model's."""
@@ -200,11 +206,19 @@ class Engine(Closeable):
         if asked is not None:
             memory.set(self._owner, "limit", min(limits))
         wanted = min(MIN_CONTEXT, self.context) if context is None else self.context
-        requests = self._logits_bytes // (ENGINE_BYTES * self._session._core.vocab_size)
-        plan = plan_of(self._model, self._session._core, memory.limit, wanted, 1, requests)
+        plan = plan_of(
+            self._model,
+            self._session._core,
+            memory.limit,
+            wanted,
+            1,
+            engine_requests=self._session._n_sequences,
+            engine_drafts=self._session._n_drafted,
+            prefix_cache=0 if self._cache_session is None else session_bytes(self._cache_session),
+        )
         if not plan.fits:
             raise refusal(plan, ": fewer sequences need less for logits, a smaller context less for the KV cache")
-        memory.admit(self._session)
+        memory.admit(self._session, wanted)
 
     def _set_budget(self, kv_tokens: int | None) -> None:
         if kv_tokens is None:

@@ -12,7 +12,7 @@ from llamac.engine.cache.recurrent import has_recurrent_layers, is_recurrent
 from llamac.engine.rows import appended_rows
 from llamac.engine.sampling.device_draws import drawing_on_device
 from llamac.engine.speculation.drafter import Drafter
-from llamac.errors import ArgumentError, ClosedError, UnsupportedError
+from llamac.errors import ArgumentError, ClosedError, OutOfMemoryError, UnsupportedError
 from llamac.format.flatfile import without_logits
 
 if TYPE_CHECKING:
@@ -100,8 +100,14 @@ def sequences_per_text(draft_model: Model) -> int:
 
 
 def open_drafting(draft_model: Model, session: Session, sequences: int) -> Session:
-    """Open a session of a draft model for drafts of another session. They share a cancel scope."""
-    context = min(session.context, draft_model.config["context"])
+    """Open a session of a draft model for drafts of another session. They share a cancel scope.
+
+    Raises:
+        OutOfMemoryError: If there is no memory.
+    """
+    context = min(session._draft_context, draft_model.config["context"])
+    if not context:
+        raise OutOfMemoryError("max_memory leaves no room for the draft model")
     n = sequences * sequences_per_text(draft_model)
     drafting = draft_model.session(context=context, threads=session.threads, sequences=n)
     drafting._core.follow(session._core)
