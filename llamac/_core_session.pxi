@@ -559,7 +559,7 @@ cdef class Session:
 
     cdef int _check_logits(self, int n) except -1:
         if not self._has_logits:
-            raise ArgumentError("there are no logits to sample from: eval something first")
+            raise ArgumentError("there are no logits to sample from: call prefill or step first")
         if n < 1 or n > self.vocab_size:
             raise ArgumentError(f"cannot sample from {n} of {self.vocab_size} logits")
         return 0

@@ -382,8 +382,8 @@ class Session(Generating, Copyable, Savable, Closeable):
         self._prefill(as_ids(ids), None)
 
     def step(self, token: int, *, sequence: int = 0) -> None:
-        """Append one token to a sequence, and store its logits for `sample`. Raises as `eval`."""
-        self._run(self._rows(as_id(token), sequence))
+        """Append one token to a sequence, and store its logits for `sample` if it is sequence 0. Raises as `eval`."""
+        self._run(self._rows(as_id(token), sequence, None if sequence else "last"))
 
     def sample(self, params: SamplingParams | None = None, **overrides: Unpack[SamplingOverrides]) -> int:
         """Sample the token that follows sequence 0 from the logits of the last `prefill` or `step`.

@@ -18,7 +18,7 @@ import pytest
 import llamac
 from builders import some_ids
 from llamac import _core, models
-from llamac.errors import ArgumentError, ExportError, ModelError, OutOfMemoryError
+from llamac.errors import ArgumentError, ExportError, ModelError, OutOfMemoryError, SessionFileError
 from llamac.format.flatfile import FlatFile
 from openmp import up_to
 from processes import UNCOUNTED, output_of, run_python
@@ -338,3 +338,18 @@ def test_built_in_models_are_loaded_by_name(tmp_path: Path, tiny_llama: Path, mo
     (tmp_path / "stories").symlink_to(tmp_path / "absent")
     with pytest.raises(FileNotFoundError):
         llamac.load("stories")
+
+
+def test_a_failed_session_load_frees_its_pages_while_the_error_is_handled(tiny_llama: Path, tmp_path: Path) -> None:
+    path = tmp_path / "a.session"
+    with llamac.load(tiny_llama) as model, model.session() as session:
+        session.prefill(some_ids(200))
+        session.save(path)
+        session.truncate(0)
+        data = bytearray(path.read_bytes())
+        data[-5] ^= 1
+        path.write_bytes(data)
+        with pytest.raises(SessionFileError, match="the checksum") as failure:
+            session.load(path)
+        assert failure.value.__traceback__ is not None
+        assert model.kv_bytes == 0

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import struct
+import traceback
 from array import array
 from dataclasses import dataclass
 from itertools import accumulate
@@ -176,6 +177,14 @@ def load(session: Session, path: str | os.PathLike[str]) -> None:
         OSError: If the file cannot be read.
         OutOfMemoryError: If there is not enough memory for its pages.
     """
+    try:
+        _load(session, path)
+    except BaseException as error:
+        traceback.clear_frames(error.__traceback__)  # they hold pages, for as long as the caller keeps the error
+        raise
+
+
+def _load(session: Session, path: str | os.PathLike[str]) -> None:
     name = os.fspath(path)
     with open(path, "rb") as file:
         head = read_head(file, name)

@@ -263,13 +263,16 @@ class Output:
 
         Another thread may record tokens at the same time; the result has the tokens at the time of the call.
         """
-        tokens, finish_reason = list(self.tokens), self.finish_reason or "cancelled"
+        finish_reason = self.finish_reason  # before the tokens: a token that comes later is not the end of this result
+        stopped_by = None if finish_reason is None else self.stopped_by
+        tokens = list(self.tokens)
         text = self._text_of(tokens)[0]
+        result = tokens, text, finish_reason or "cancelled", stopped_by
         return Completion(
             text=text,
             tokens=tokens,
-            finish_reason=finish_reason,
-            stopped_by=self.stopped_by,
+            finish_reason=finish_reason or "cancelled",
+            stopped_by=stopped_by,
             seed=self.params.seed,
             usage=Usage(
                 len(self.prompt),
@@ -284,7 +287,7 @@ class Output:
             logprobs=None if self.params.logprobs is None else self.logprobs[: len(tokens)],
             prompt_logprobs=None if self.params.prompt_logprobs is None else list(self.prompt_logprobs),
             message=self._message(tokens),
-            receipt=None if self._identity is None else self._receipt(self._identity, tokens, text, finish_reason),
+            receipt=None if self._identity is None else self._receipt(self._identity, result),
             candidate=self.params.candidate,
         )
 
@@ -300,12 +303,12 @@ class Output:
         """Return the receipt of a result of this output, even if the request did not ask for one."""
         if completion.receipt is not None:
             return completion.receipt
-        return self._receipt(identity_of(self._model), completion.tokens, completion.text, completion.finish_reason)
+        result = completion.tokens, completion.text, completion.finish_reason, completion.stopped_by
+        return self._receipt(identity_of(self._model), result)
 
-    def _receipt(self, identity: Identity, tokens: list[int], text: str, finish_reason: FinishReason) -> Receipt:
+    def _receipt(self, identity: Identity, result: tuple[list[int], str, FinishReason, int | str | None]) -> Receipt:
         from llamac.engine.receipts.receipt import chat_of, make_receipt
 
-        result = (tokens, text, finish_reason, self.stopped_by)
         params = self.params
         if params.context_overflow != "error":  # what the prompt's messages decided
             params = replace(params, context_keep=self.keep)

@@ -17,6 +17,7 @@ from typing import Any
 from llamac import _core
 from llamac.arguments import NUMERICS, KVDtype, Numerics
 from llamac.engine.model import Model
+from llamac.engine.rows import as_id
 from llamac.engine.sampling.params import SamplingParams
 from llamac.engine.session import Session
 from llamac.errors import ArgumentError
@@ -507,7 +508,7 @@ def _decode(
         started = time.perf_counter()
         for token, row in zip(tokens, rows, strict=True):
             if single is not None:
-                session.step(token, sequence=single)
+                session._run(session._rows(as_id(token), single))
                 if sampling is not None:
                     session.sample(sampling)
             else:

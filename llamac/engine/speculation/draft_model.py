@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from llamac.arguments import wrong_type
 from llamac.engine.cache.recurrent import has_recurrent_layers, is_recurrent
-from llamac.engine.rows import appended_rows
+from llamac.engine.rows import appended_rows, as_id
 from llamac.engine.sampling.device_draws import drawing_on_device
 from llamac.engine.speculation.drafter import Drafter
 from llamac.errors import ArgumentError, ClosedError, OutOfMemoryError, UnsupportedError
@@ -178,7 +178,7 @@ class DraftModel(Drafter):
             if len(found) == 1 and self._drafting != self._sequence:
                 session.copy_sequence(self._sequence, self._drafting)
             with drawing_on_device(session, [sampler.device_draw(position + 1)]) as drawn:
-                session.step(found[-1], sequence=self._drafting)
+                session._run(appended_rows(as_id(found[-1]), self._drafting, position, "last"))
             self.observe(time.perf_counter() - begun)
 
     def close(self) -> None:

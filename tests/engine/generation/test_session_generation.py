@@ -302,3 +302,13 @@ def test_numpy_ids_are_accepted_as_a_prompt(tiny_llama: Path) -> None:
     with llamac.load(tiny_llama) as model, model.session() as session:
         found = session.generate(ids, max_tokens=2, temperature=0)  # type: ignore[arg-type]
         assert found.tokens == session.generate(ids.tolist(), max_tokens=2, temperature=0).tokens
+
+
+def test_other_sequences_leave_no_logits_for_sampling(tiny_llama: Path) -> None:
+    with llamac.load(tiny_llama) as model, model.session(sequences=2) as session:
+        session.prefill([1, 2, 3])
+        session.step(5, sequence=1)
+        with pytest.raises(ArgumentError, match="no logits to sample from: call prefill or step first"):
+            session.sample(temperature=0)
+        session.step(4)
+        assert session.sample(temperature=0) == model.generate([1, 2, 3, 4], temperature=0, max_tokens=1).tokens[0]

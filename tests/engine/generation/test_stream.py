@@ -7,7 +7,7 @@ import gc
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -18,6 +18,7 @@ import llamac
 from builders import byte_ids
 from interruptions import Interruption
 from llamac import _core
+from llamac.engine.generation.output import Timings
 from llamac.errors import ArgumentError, BusyError, ClosedError
 
 Script = Callable[..., llamac.Model]
@@ -381,3 +382,18 @@ def test_an_interruption_at_any_instruction_of_close_leaves_a_stream_closable(sc
         assert _core.live_objects() == before
         if not interruption.happened:
             break
+
+
+def test_a_result_that_is_read_before_the_last_token_is_cancelled(tiny_llama: Path) -> None:
+    """Another thread can read the result while the generation ends."""
+    with llamac.load(tiny_llama) as model, model.stream([5], max_tokens=4, ignore_eos=True) as stream:
+        output = stream._output
+
+        class Ending(list[int]):
+            def __iter__(self) -> Iterator[int]:
+                yield from self[:3]
+                output.end("length")
+
+        output.tokens = Ending([5, 6, 7, 8])
+        completion = output.completion(Timings(0.0, 0.0))
+        assert (completion.tokens, completion.finish_reason) == ([5, 6, 7], "cancelled")
