@@ -24,7 +24,7 @@ from llamac.cli.guide import add_guide, chosen_guide
 from llamac.cli.loading import load_model
 from llamac.cli.options import add_model, add_model_settings, session_settings
 from llamac.cli.parser import Parser
-from llamac.cli.prompt_cache import add_prompt_cache, load_prompt_cache, save_prompt_cache
+from llamac.cli.prompt_cache import add_prompt_cache, check_prompt_cache, load_prompt_cache, save_prompt_cache
 from llamac.cli.run import figures
 from llamac.cli.sampling_options import add_sampling, sampling_params
 from llamac.cli.text import error_text, output_width, safe_error, safe_line, wrapped
@@ -93,6 +93,7 @@ def run(options: argparse.Namespace) -> int:
     params = sampling_params(options).updated({"guide": chosen_guide(options)})
     tools = chosen_tools(options)
     settings = session_settings(options)
+    check_prompt_cache(options.prompt_cache)
     with load_model(options, tokenizer=options.tokenizer, **settings) as model:
         if model.chat_template is None:
             raise ArgumentError(f"{options.model} has no chat template: {MODELS}")

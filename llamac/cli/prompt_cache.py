@@ -6,6 +6,7 @@ import os
 
 from llamac.cli.options import Group
 from llamac.engine.session import Session
+from llamac.errors import ArgumentError
 
 
 def add_prompt_cache(group: Group) -> None:
@@ -15,6 +16,23 @@ def add_prompt_cache(group: Group) -> None:
         metavar="FILE",
         help="keep the computed prompt in this session file; next time, compute only the new tokens",
     )
+
+
+def check_prompt_cache(path: str | None) -> None:
+    """Check that a command can write the file, before it loads a model.
+
+    Raises:
+        ArgumentError: If its folder does not exist or cannot be written, or something else has its name.
+    """
+    if path is None:
+        return
+    folder = os.path.dirname(os.path.realpath(path))
+    if not os.path.isdir(folder):
+        raise ArgumentError(f"--prompt-cache is {path}, but the folder {folder} does not exist")
+    if not os.access(folder, os.W_OK):
+        raise ArgumentError(f"--prompt-cache is {path}, but the folder {folder} cannot be written")
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise ArgumentError(f"--prompt-cache is {path}, which is not a regular file")
 
 
 def load_prompt_cache(session: Session, path: str | None) -> int:

@@ -18,7 +18,7 @@ from llamac.cli.options import Group, add_model, add_model_settings, check_disti
 from llamac.cli.parser import Parser
 from llamac.cli.prefill import BAR_DELAY, prefill_progress
 from llamac.cli.prompt import read_prompt
-from llamac.cli.prompt_cache import add_prompt_cache, load_prompt_cache, save_prompt_cache
+from llamac.cli.prompt_cache import add_prompt_cache, check_prompt_cache, load_prompt_cache, save_prompt_cache
 from llamac.cli.sampling_options import add_sampling, sampling_params
 from llamac.cli.text import safe_line, safe_text
 from llamac.cli.tools import add_tools, chosen_tools, message_text, remarks
@@ -174,6 +174,7 @@ def _check_options(options: argparse.Namespace) -> None:
         raise ArgumentError("--length-penalty needs --beams with 2 or more")
     outputs = {"--trace": options.trace, "--receipt": options.receipt, "--prompt-cache": options.prompt_cache}
     check_distinct(*outputs.items())
+    check_prompt_cache(options.prompt_cache)
     if options.receipt is not None:
         check_target(options.receipt)
     if options.trace is not None:

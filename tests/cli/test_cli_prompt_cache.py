@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
+import pytest
 from test_cli_chat import chat_model
 
 import llamac
@@ -81,3 +84,19 @@ def test_several_candidates_have_no_prompt_cache(llamac_command: Command, tiny_l
     result = llamac_command("run", tiny_llama, "-i", PROMPT, "--candidates", "2", "--prompt-cache", tmp_path / "a")
     assert result.code == 2
     assert "--prompt-cache keeps one text" in result.err
+
+
+@pytest.mark.parametrize("command", ["run", "chat"])
+def test_an_unusable_path_is_refused_before_the_model_is_loaded(
+    llamac_command: Command, tmp_path: Path, command: str
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for cache, expected in (
+        (tmp_path / "no" / "such", "such, but the folder .*no does not exist"),
+        (pipe, "pipe, which is not a regular file"),
+        (tmp_path, "which is not a regular file"),
+    ):
+        result = llamac_command(command, tmp_path / "no_model.bin", "--prompt-cache", cache, stdin=b"hello\n")
+        assert result.code == 2
+        assert re.search(f"--prompt-cache is .*{expected}", " ".join(result.err.split())), result.err

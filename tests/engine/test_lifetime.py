@@ -353,3 +353,13 @@ def test_a_failed_session_load_frees_its_pages_while_the_error_is_handled(tiny_l
             session.load(path)
         assert failure.value.__traceback__ is not None
         assert model.kv_bytes == 0
+
+
+def test_a_pipe_is_no_session_file(tiny_llama: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.session")
+    with (
+        llamac.load(tiny_llama) as model,
+        model.session() as session,
+        pytest.raises(SessionFileError, match=r"a\.session is not a regular file"),
+    ):
+        session.load(tmp_path / "a.session")

@@ -186,6 +186,8 @@ def load(session: Session, path: str | os.PathLike[str]) -> None:
 
 def _load(session: Session, path: str | os.PathLike[str]) -> None:
     name = os.fspath(path)
+    if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
+        raise SessionFileError(f"{name} is not a regular file")  # opening a pipe would wait for its other end
     with open(path, "rb") as file:
         head = read_head(file, name)
         _check_fits(head, session, name)
