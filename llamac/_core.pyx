@@ -13,6 +13,7 @@ from cpython.buffer cimport PyBUF_READ, PyBUF_SIMPLE, PyBUF_WRITE
 from cpython.buffer cimport PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.object cimport PyObject
+from cpython.pythread cimport PyThread_get_thread_ident
 from cpython.ref cimport Py_CLEAR, Py_INCREF
 from cpython.unicode cimport PyUnicode_AsUTF8, PyUnicode_AsUTF8AndSize, PyUnicode_DecodeUTF8
 from libc.limits cimport INT_MAX
@@ -62,6 +63,7 @@ include "_core_ops.pxi"
 
 include "_core_tokens.pxi"
 include "_core_session.pxi"
+include "_core_helper.pxi"
 include "_core_drafter.pxi"
 include "_core_saving.pxi"
 include "_core_profile.pxi"

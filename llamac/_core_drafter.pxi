@@ -28,7 +28,7 @@ cdef void end_session(Model model, Session trunk) noexcept:
 cdef int enter_with_trunk(Session session) except -1:
     """Reserve a session, and its trunk if it has one, for this thread, until `leave_with_trunk`."""
     cdef Session trunk = session._trunk
-    session._enter()
+    session._enter_to_change()
     try:
         if trunk is not None:
             trunk._enter()

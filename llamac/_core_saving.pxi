@@ -256,7 +256,7 @@ def restore(Session session not None, list contents not None, const float[::1] l
         logits: Those of the last row. Default: there are none.
     """
     cdef _SequenceContent content
-    session._enter()
+    session._enter_to_change()
     try:
         if logits is not None and logits.shape[0] != session.vocab_size:
             raise ArgumentError(f"there are {logits.shape[0]} logits, expected {session.vocab_size}")

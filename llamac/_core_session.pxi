@@ -3,6 +3,8 @@
 cdef enum:
     ROW = 4  # numbers of a row and of a draft
 
+_IN_USE = "the session is in use by another thread: give each thread its own session"
+
 
 @cython.final
 cdef class CancelScope:
@@ -15,6 +17,7 @@ cdef class CancelScope:
     cdef Session _session
     cdef int32_t _cancel
     cdef bint _running
+    cdef unsigned long _thread   # that runs it
 
     def __init__(self, Session session not None):
         self._session = session
@@ -25,6 +28,7 @@ cdef class CancelScope:
         if self._session._scope is not None:
             raise BusyError("the session is in use by another stream, in another thread")
         self._running = True
+        self._thread = PyThread_get_thread_ident()
         self._session._scope = self
         return 0
 
@@ -71,6 +75,7 @@ cdef class Session:
     cdef bint _busy               # a thread is in a method
     cdef int32_t _cancel          # cancels the running eval, unless there is a scope
     cdef CancelScope _scope       # the running scope, whose flag cancels instead; or None
+    cdef unsigned long _helper    # the helper thread of its thread that computes an eval; 0: none
     cdef readonly int n_sequences
     cdef int _context
     cdef _SequenceTokens _tokens
@@ -145,9 +150,21 @@ cdef class Session:
         """Reserve the session for this thread. The caller sets _busy to False when it is done."""
         self._check_open()
         if self._busy:
-            raise BusyError("the session is in use by another thread: give each thread its own session")
+            raise BusyError(_IN_USE)
         self._busy = True
         return 0
+
+    cdef int _check_thread(self) except -1:
+        """Check that no other thread runs a scope: between its evals, only that thread may change the session."""
+        cdef unsigned long thread = PyThread_get_thread_ident()
+        if self._scope is not None and thread != self._scope._thread and thread != self._helper:
+            raise BusyError(_IN_USE)
+        return 0
+
+    cdef int _enter_to_change(self) except -1:
+        """Like `_enter`, for calls that change the sequences."""
+        self._check_thread()
+        return self._enter()
 
     def close(self):
         """Free the session's memory. Closing twice is fine."""
@@ -224,7 +241,7 @@ cdef class Session:
         """Discard the positions of a sequence from `length` on."""
         cdef llamac_error err
         cdef int c_length = as_int(length, "length"), c_sequence = as_int(sequence, "sequence")
-        self._enter()
+        self._enter_to_change()
         try:
             self.changes += 1
             check(llamac_truncate(self._ptr, c_sequence, c_length, &err), &err)
@@ -238,7 +255,7 @@ cdef class Session:
         cdef llamac_error err
         cdef int first = as_int(begin, "begin"), last = as_int(end, "end"), c_sequence = as_int(sequence, "sequence")
         cdef int length, result
-        self._enter()
+        self._enter_to_change()
         try:
             self.changes += 1
             length = llamac_length(self._ptr, c_sequence)
@@ -273,6 +290,7 @@ cdef class Session:
         cdef llamac_error err
         cdef int c_length = as_int(length, "length"), c_sequence = as_int(sequence, "sequence")
         cdef int c_target = as_int(target, "target")
+        self._check_thread()
         source._enter()
         try:
             if source is not self: self._enter()
@@ -292,9 +310,9 @@ cdef class Session:
         """Exchange the sequences, and what computes them, with another session of the model and of this size. Logits
         for `sample` stay where they are, and drafts are discarded."""
         cdef llamac_error err
-        other._enter()
+        other._enter_to_change()
         try:
-            self._enter()
+            self._enter_to_change()
             try:
                 if (self._model is not other._model or self.n_sequences != other.n_sequences
                         or self._context != other._context):
@@ -386,8 +404,8 @@ cdef class Session:
             wanted += c_rows[i].want_logits != 0
             positions += c_rows[i].position
         if prepare is not None and prepare(n, positions):
-            interruptible(partial(self.eval_rows, rows, logits, observations, None, inputs, types, hidden, states),
-                          self.cancel)
+            run_in_helper(
+                self, partial(self.eval_rows, rows, logits, observations, None, inputs, types, hidden, states))
             return
         if logits is not None:
             if logits.shape[0] not in (0, <Py_ssize_t>wanted * self.vocab_size):
@@ -440,12 +458,12 @@ cdef class Session:
         for i in range(n):
             wanted += c_drafts[i].want_logits != 0
         if prepare is not None and n and prepare(n, n * (self.length(c_drafts[0].sequence) + n)):
-            interruptible(partial(self.eval_drafts, drafts, logits, None, hidden), self.cancel)
+            run_in_helper(self, partial(self.eval_drafts, drafts, logits, None, hidden))
             return
         if logits is not None and logits.shape[0] != <Py_ssize_t>wanted * self.vocab_size:
             raise ArgumentError(f"the buffer for logits has {logits.shape[0]} floats, "
                                 f"expected {wanted} x {self.vocab_size}")
-        self._enter()
+        self._enter_to_change()
         try:
             self.changes += 1
             self._has_logits = False
@@ -494,7 +512,7 @@ cdef class Session:
         """Append a draft of the last eval_drafts and its ancestors to their sequence (llamac_accept)."""
         cdef int c_draft = as_int(draft, "draft"), sequence, length, i, row
         cdef llamac_error err
-        self._enter()
+        self._enter_to_change()
         try:
             path = []
             sequence = length = 0
@@ -519,7 +537,7 @@ cdef class Session:
     def discard_drafts(self):
         """Free the drafts of the last eval_drafts. The logits for `sample` stay."""
         cdef llamac_error err
-        self._enter()
+        self._enter_to_change()
         try:
             self._drafts = []
             check(llamac_eval_drafts(self._ptr, NULL, 0, NULL, NULL, &err), &err)

@@ -144,6 +144,13 @@ def generate_several(session: Session, prompt: FittedPrompt, params: ResolvedPar
 
     The session computes the prompt first. A temporary engine computes the candidates, which share the prompt's memory.
     """
+    scope = _core.CancelScope(session._core)
+    return scope.run(lambda: _generate_several(scope, session, prompt, params))
+
+
+def _generate_several(
+    scope: _core.CancelScope, session: Session, prompt: FittedPrompt, params: ResolvedParams
+) -> Completion:
     from llamac.engine.batching.engine import Engine
 
     begun, reused = time.perf_counter(), 0
@@ -165,10 +172,9 @@ def generate_several(session: Session, prompt: FittedPrompt, params: ResolvedPar
         request = engine._requested(prompt, params, 0, None)
         for candidate in request.candidates:
             candidate._source = session._core
-        scope = _core.CancelScope(session._core)
         with request:
             engine._enqueue(request, wait=True)
-            found = scope.run(lambda: _result_unless(scope, request))
+            found = _result_unless(scope, request)
     return _with_prompt(found, params.candidate, reused, seconds)
 
 

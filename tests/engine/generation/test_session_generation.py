@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from vocab_samples import write_json
 
 import llamac
 from builders import checkpoint, llama_config, some_ids, write_model
-from llamac.errors import ArgumentError, ClosedError, ContextFullError
+from llamac.errors import ArgumentError, BusyError, ClosedError, ContextFullError
 
 Script = Callable[..., llamac.Model]
 BOS = 1
@@ -312,3 +313,38 @@ def test_other_sequences_leave_no_logits_for_sampling(tiny_llama: Path) -> None:
             session.sample(temperature=0)
         session.step(4)
         assert session.sample(temperature=0) == model.generate([1, 2, 3, 4], temperature=0, max_tokens=1).tokens[0]
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_another_thread_cannot_change_a_session_that_generates(tiny_llama: Path, n: int) -> None:
+    prompt, options = some_ids(40), {"max_tokens": 4, "seed": 1, "ignore_eos": True, "n": n}
+    refused: list[str] = []
+
+    with llamac.load(tiny_llama) as model, model.session() as session:
+
+        def change() -> None:
+            for call in (
+                lambda: session.truncate(0),
+                lambda: session.eval([5]),
+                lambda: session.step(5),
+                lambda: session.shift(1, 2),
+                lambda: session.eval_drafts([5], [-1]),
+                lambda: session.copy_sequence(0, 0, length=1),
+            ):
+                try:
+                    call()
+                except BusyError as error:
+                    refused.append(str(error))
+
+        def from_another_thread(ids: object, logits: object) -> None:
+            thread = threading.Thread(target=change)
+            thread.start()
+            thread.join()
+
+        found = session.generate(prompt, logits_processors=from_another_thread, **options)
+        expected = model.generate(prompt, logits_processors=lambda ids, logits: None, **options)
+        assert [choice.tokens for choice in found.choices] == [choice.tokens for choice in expected.choices]
+        assert len(refused) == 6 * 4 * n
+        assert "in use by another thread" in refused[0]
+        change()
+        assert len(refused) == 6 * 4 * n
