@@ -72,11 +72,11 @@ class FakeDevice:
         self.last = chunk
         n = chunk.n_rows
         rows = np.frombuffer(chunk.rows(), np.int32).reshape(n, 4)
-        runs, last_runs, sequences = (np.zeros(n, np.int32) for _ in range(3))
-        n_runs = chunk.runs(runs.data, last_runs.data, sequences.data)
-        tables = np.zeros((n_runs, 3), np.uint64)
-        for run in range(n_runs):
-            chunk.page_addresses(int(sequences[run]), 0, tables[run].data)
+        table_of, last_table_of, sequences = (np.zeros(n, np.int32) for _ in range(3))
+        n_tables = chunk.tables(table_of.data, last_table_of.data, sequences.data)
+        tables = np.zeros((n_tables, 3), np.uint64)
+        for table in range(n_tables):
+            chunk.page_addresses(int(sequences[table]), 0, tables[table].data)
         wanted = rows[rows[:, 3] != 0]
         assert len(wanted) == chunk.n_wanted
         if logits := chunk.logits():
@@ -86,9 +86,9 @@ class FakeDevice:
                 np.frombuffer(out, np.float32)[:] = stage
         self.seen = {
             "rows": rows.tolist(),
-            "runs": runs.tolist(),
-            "last_runs": last_runs.tolist(),
-            "sequences": sequences[:n_runs].tolist(),
+            "table_of": table_of.tolist(),
+            "last_table_of": last_table_of.tolist(),
+            "sequences": sequences[:n_tables].tolist(),
             "tables": tables.tolist(),
             "session": chunk.session(),
             "places": chunk.places(),
@@ -137,7 +137,7 @@ def test_a_device_gets_the_rows_and_their_pages(model: _core.Model, device: Fake
     assert set(norm) == {OUTPUT_NORM}
     seen = device.seen
     assert seen["rows"] == [[7, 2, 0, 1], [8, 0, 0, 0], [9, 2, 1, 1]]
-    assert (seen["runs"], seen["last_runs"], seen["sequences"]) == ([0, 1, 0], [0, 1, 0], [2, 0])
+    assert (seen["table_of"], seen["last_table_of"], seen["sequences"]) == ([0, 1, 0], [0, 1, 0], [2, 0])
     assert seen["session"] == (128, _core_dtype("f32"), 0, False)
     assert seen["observed"]
     [group] = _core.kv_groups(session)
@@ -160,7 +160,7 @@ def test_drafts_are_stored_in_all_of_their_branches(model: _core.Model, device: 
     session.eval_rows(prompt(0, 0, 3))
     session.eval_drafts(rows((1, 0, -1, 0), (2, 0, 0, 0), (3, 0, 0, 1)))
     assert [row[2] for row in device.seen["rows"]] == [3, 4, 4]
-    assert (device.seen["runs"], device.seen["last_runs"]) == ([0, 0, 1], [1, 0, 1])
+    assert (device.seen["table_of"], device.seen["last_table_of"]) == ([0, 0, 1], [1, 0, 1])
     session.close()
 
 
