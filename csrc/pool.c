@@ -160,11 +160,11 @@ struct affinity { uint32_t version; int count; };
 
 // A member's state, on its own cache lines. Only the member accesses it during a run, and only the team's owner between
 // runs, except for the fields marked atomic.
-struct slot {
+struct member_state {
     _Alignas(64) struct event posted;   // its number counts the runs posted to this thread
     uint32_t runs_started;              // the number of `posted` that the thread has started on
     int32_t tid;                        // the system's id of the thread, 0 if unknown; atomic
-    int32_t cpu;                        // slot 0: where the caller was at the last barrier; atomic
+    int32_t cpu;                        // member 0: where the caller was at the last barrier; atomic
     uint32_t arrived[2];                // one more than the number of the last barrier reached, of each kind; atomic
     uint32_t pauses;                    // that the member has reached in this run
     int64_t wait_ns, end_ns;            // of this run: time at barriers; when the work was done
@@ -195,7 +195,7 @@ static struct {
 
     int size;                   // threads, without the caller
     int64_t retry_at;           // after thread creation failed: do not try again before this time
-    struct slot slots[POOL_MAX];   // the first is the caller's
+    struct member_state members[POOL_MAX];   // the first is the caller's
 
     // the current run
     int count;                  // members
@@ -263,18 +263,18 @@ static int32_t this_cpu(void) { return -1; }
 static void unstack_missing_members(const struct member *member, uint32_t barrier) {
 #if defined(__linux__)
     const int index = member->index;
-    const struct affinity *ours = &team.slots[index].affinity;
+    const struct affinity *ours = &team.members[index].affinity;
     const int cpu = this_cpu();
     if (cpu < 0 || cpu >= CPU_SETSIZE || !ours->version) return;
     for (int i = 0; i < member->count; i++) {
-        const uint32_t arrived = __atomic_load_n(&team.slots[i].arrived[member->is_guest], __ATOMIC_RELAXED);
+        const uint32_t arrived = __atomic_load_n(&team.members[i].arrived[member->is_guest], __ATOMIC_RELAXED);
         if (i == index || arrived == barrier + 1) continue;
-        if (i == 0 && __atomic_load_n(&team.slots[0].cpu, __ATOMIC_RELAXED) != cpu) continue;
+        if (i == 0 && __atomic_load_n(&team.members[0].cpu, __ATOMIC_RELAXED) != cpu) continue;
         cpu_set_t home, others;
         nodes_cpus_of(&ours->cpus, i ? i : index, ours->count, &home);
         others = home;
         CPU_CLR((unsigned)cpu, &others);
-        const int32_t tid = __atomic_load_n(&team.slots[i ? i : index].tid, __ATOMIC_RELAXED);
+        const int32_t tid = __atomic_load_n(&team.members[i ? i : index].tid, __ATOMIC_RELAXED);
         if (tid && sched_setaffinity(tid, sizeof others, &others) == 0) sched_setaffinity(tid, sizeof home, &home);
     }
 #else
@@ -301,11 +301,11 @@ struct last_call { pool_work *work; void *argument; };
 // Waits for all members. Returns the nanoseconds of waiting, 0 for a short wait.
 static int64_t barrier_wait(const struct member *member, struct last_call last) {
     struct meeting *meeting = &team.meetings[member->is_guest];
-    struct slot *slot = &team.slots[member->index];
+    struct member_state *state = &team.members[member->index];
     const uint32_t number = __atomic_load_n(&meeting->barrier.number, __ATOMIC_RELAXED);
     const int64_t spin_ns = __atomic_load_n(&team.spin_ns, __ATOMIC_RELAXED);
-    __atomic_store_n(&slot->arrived[member->is_guest], number + 1, __ATOMIC_RELAXED);
-    if (member->index == 0) __atomic_store_n(&slot->cpu, this_cpu(), __ATOMIC_RELAXED);
+    __atomic_store_n(&state->arrived[member->is_guest], number + 1, __ATOMIC_RELAXED);
+    if (member->index == 0) __atomic_store_n(&state->cpu, this_cpu(), __ATOMIC_RELAXED);
     if (__atomic_add_fetch(&meeting->arrived, 1, __ATOMIC_ACQ_REL) == member->count) {
         __atomic_store_n(&meeting->arrived, 0, __ATOMIC_RELAXED);
         if (last.work) last.work(last.argument, member);
@@ -321,12 +321,12 @@ static int64_t barrier_wait(const struct member *member, struct last_call last) 
 
 static void meet(const struct member *member, struct last_call last) {
     if (member->count == 1) return;
-    struct slot *slot = &team.slots[member->index];
+    struct member_state *state = &team.members[member->index];
     const int64_t wait_ns = barrier_wait(member, last);
     if (member->is_guest) return;   // members of a guest arrive from different points of another run
-    slot->wait_ns += wait_ns;
+    state->wait_ns += wait_ns;
     // other programs compete for the CPUs, and spinning would make it worse: this run stops spinning
-    if (wait_ns > LATE_NS && slot->preemptions + preemptions() > 0)
+    if (wait_ns > LATE_NS && state->preemptions + preemptions() > 0)
         __atomic_store_n(&team.spin_ns, 0, __ATOMIC_RELAXED);
 }
 
@@ -370,7 +370,7 @@ static void join_guest(int index, struct guest guest) {
 // computed it, so later members still find it.
 void pool_pause(const struct member *member) {
     if (member->count == 1 || member->is_guest || team.job->is_short) return;
-    const uint32_t pause = ++team.slots[member->index].pauses;
+    const uint32_t pause = ++team.members[member->index].pauses;
     pthread_mutex_lock(&team.lock);
     if (pause > team.pauses) {
         team.pauses = pause;
@@ -385,32 +385,32 @@ void pool_pause(const struct member *member) {
 
 // Begins a member's part of a run.
 static struct member member_begin(int index) {
-    struct slot *slot = &team.slots[index];
-    slot->wait_ns = 0;
-    slot->pauses = 0;
-    slot->preemptions = -preemptions();
+    struct member_state *state = &team.members[index];
+    state->wait_ns = 0;
+    state->pauses = 0;
+    state->preemptions = -preemptions();
     return (struct member){ index, team.count, 0, NULL };
 }
 
 // Ends it at the barrier of all members.
 static void member_end(const struct member *member) {
-    struct slot *slot = &team.slots[member->index];
-    slot->end_ns = now_ns();
-    slot->preemptions += preemptions();
+    struct member_state *state = &team.members[member->index];
+    state->end_ns = now_ns();
+    state->preemptions += preemptions();
     barrier_wait(member, (struct last_call){ 0 });
 }
 
 // Sets the affinity of a pool thread to that of the callers, restricted to the member's NUMA node if there are several.
-static void adopt_team_affinity(struct slot *slot) {
+static void adopt_team_affinity(struct member_state *state) {
 #if defined(__linux__)
-    if (slot->affinity.version == team.affinity.version) return;
-    slot->affinity = team.affinity;
-    if (slot == team.slots) return;
+    if (state->affinity.version == team.affinity.version) return;
+    state->affinity = team.affinity;
+    if (state == team.members) return;
     cpu_set_t cpus;
-    nodes_cpus_of(&slot->affinity.cpus, (int)(slot - team.slots), slot->affinity.count, &cpus);
+    nodes_cpus_of(&state->affinity.cpus, (int)(state - team.members), state->affinity.count, &cpus);
     sched_setaffinity(0, sizeof cpus, &cpus);
 #else
-    (void)slot;
+    (void)state;
 #endif
 }
 
@@ -434,14 +434,14 @@ static void bind_to_place(int index) {
 
 // The main function of a thread of the team. Does not return.
 static void *serve(void *argument) {
-    struct slot *slot = argument;
-    const int index = (int)(slot - team.slots);
-    __atomic_store_n(&slot->tid, this_thread(), __ATOMIC_RELAXED);
+    struct member_state *state = argument;
+    const int index = (int)(state - team.members);
+    __atomic_store_n(&state->tid, this_thread(), __ATOMIC_RELAXED);
     bind_to_place(index);
-    for (int64_t spin_ns = SPIN_NS;; slot->runs_started++) {
-        event_wait(&slot->posted, slot->runs_started, spin_ns);
+    for (int64_t spin_ns = SPIN_NS;; state->runs_started++) {
+        event_wait(&state->posted, state->runs_started, spin_ns);
         spin_ns = __atomic_load_n(&team.spin_ns, __ATOMIC_RELAXED);
-        adopt_team_affinity(slot);
+        adopt_team_affinity(state);
         const struct member member = member_begin(index);
         const fp_control control = fp_control_reset();
         team.job->work(team.job->argument, &member);
@@ -460,13 +460,13 @@ static void reset_team(void) {
 }
 static void watch_forks(void) { pthread_atfork(NULL, NULL, reset_team); }
 
-static int start_thread(struct slot *slot) {
+static int start_thread(struct member_state *state) {
     pthread_t thread;
     pthread_attr_t attributes;
     if (pthread_attr_init(&attributes)) return -1;
     const int failed = pthread_attr_setstacksize(&attributes, STACK_BYTES) ||
                        pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED) ||
-                       pthread_create(&thread, &attributes, serve, slot);
+                       pthread_create(&thread, &attributes, serve, state);
     pthread_attr_destroy(&attributes);
     return failed ? -1 : 0;
 }
@@ -478,7 +478,7 @@ static void grow_team(int threads, int64_t now) {
     sigset_t all, old;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
-    while (team.size + 1 < threads && !start_thread(&team.slots[team.size + 1])) team.size++;
+    while (team.size + 1 < threads && !start_thread(&team.members[team.size + 1])) team.size++;
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     if (team.size + 1 < threads) team.retry_at = now + SECOND_NS;
 }
@@ -494,7 +494,7 @@ static int update_affinity(int threads) {
     if (n >= threads && (divided || !CPU_EQUAL(&cpus, &team.affinity.cpus)) &&
         omp_get_proc_bind() == omp_proc_bind_false)
         team.affinity = (struct affinity){ cpus, team.affinity.version + 1, threads };
-    adopt_team_affinity(&team.slots[0]);
+    adopt_team_affinity(&team.members[0]);
     return n;
 #else
     return threads;
@@ -520,7 +520,7 @@ static struct run run_begin(const struct pool_job *job, struct contention *conte
     run.spin_ns = run.count <= cpus && now >= contention->sleep_until ? SPIN_NS : 0;
     team.count = run.count, team.job = job, team.pauses = 0;
     __atomic_store_n(&team.spin_ns, run.spin_ns, __ATOMIC_RELAXED);
-    for (int i = 1; i < run.count; i++) event_signal(&team.slots[i].posted);
+    for (int i = 1; i < run.count; i++) event_signal(&team.members[i].posted);
     run.started = now_ns();
     return run;
 }
@@ -530,8 +530,8 @@ static void run_end(const struct run *run) {
     const int64_t now = now_ns();
     struct run_report report = { .run_ns = now - run->started };
     for (int i = 0; i < run->count; i++) {
-        report.wait_ns += (team.slots[i].wait_ns + now - team.slots[i].end_ns) / run->count;
-        report.preemptions += team.slots[i].preemptions;
+        report.wait_ns += (team.members[i].wait_ns + now - team.members[i].end_ns) / run->count;
+        report.preemptions += team.members[i].preemptions;
     }
     if (run->spin_ns) contention_judge(run->contention, run->count, report);
     release_team();

@@ -71,7 +71,7 @@ def _rows_of(shares: list[tuple[Request, int]]) -> _Rows:
         start, ends = request._position, n == request._pending
         n_scored = max(0, min(n, len(request._output.prompt) - 1 - start)) if request._to_score else 0
         for i, token in enumerate(request._next_ids(n)):
-            rows.extend((token, request._slot, start + i, int(i < n_scored or (ends and i + 1 == n))))
+            rows.extend((token, request._running_sequence, start + i, int(i < n_scored or (ends and i + 1 == n))))
         if n_scored:
             scored.append((request, n_logits, n_scored))
         if ends:
@@ -223,7 +223,7 @@ class Batch:
         """Shift full sequences. They fill up at the same length as alone, so a request gets the same tokens."""
         for request in self.running:
             if request._pending and not request._ready:
-                request._dropped += make_room(self._session._core, request._slot, request._output.keep)
+                request._dropped += make_room(self._session._core, request._running_sequence, request._output.keep)
                 request._output.shifted = request._dropped
 
     def _compute(self, shares: list[tuple[Request, int]]) -> list[Request]:
@@ -295,7 +295,7 @@ class Batch:
         for request, guesses in drafts.items():
             first[request] = place = len(rows) // ROW
             for i, token in enumerate([*request._next_ids(1), *guesses]):
-                rows.extend((token, request._slot, place + i - 1 if i else -1, 1))
+                rows.extend((token, request._running_sequence, place + i - 1 if i else -1, 1))
                 draws.append(request._output.sampler.device_draw(request._computed + 1 + i))
         n_rows = len(rows) // ROW
         logits = self._logits_of(n_rows)

@@ -98,7 +98,7 @@ class BeamRequest(CandidatesRequest):
             source = before[parent]
             member = source if i == parents.index(parent) else free.pop(0)
             if member is not source:
-                core.fork_from(core, source._computed, source._slot, member._slot)
+                core.fork_from(core, source._computed, source._running_sequence, member._running_sequence)
                 member._computed = source._computed
             live.append(member)
         self._live = live

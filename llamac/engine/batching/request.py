@@ -273,7 +273,7 @@ class Request:
         return len(self._output.prompt) - len(self._output.prompt_logprobs)
 
     @property
-    def _slot(self) -> int:
+    def _running_sequence(self) -> int:
         """The sequence of a running request."""
         assert self._sequence is not None
         return self._sequence

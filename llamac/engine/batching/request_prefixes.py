@@ -84,7 +84,7 @@ class RequestPrefixes:
             return 0
         core = self._session._core
         siblings = (r for r in running if r._group is request._group is not None and not r._dropped)
-        sources = [(core, r._slot) for r in siblings]
+        sources = [(core, r._running_sequence) for r in siblings]
         sources += [(request._source, 0)] if request._source is not None else []
         for source, index in sources:
             if length <= source.length(index) and can_cut(source, index, length):
@@ -99,15 +99,15 @@ class RequestPrefixes:
         for length in sorted(mark for mark in request._marks if mark <= request._computed):
             request._marks.discard(length)
             is_whole = not request._dropped or length <= request._output.keep
-            if is_whole and can_cut(self._session._core, request._slot, length):
-                self._cache.keep(request._ids[:length], self._session._core, request._slot)
+            if is_whole and can_cut(self._session._core, request._running_sequence, length):
+                self._cache.keep(request._ids[:length], self._session._core, request._running_sequence)
 
     def keep_all(self, request: Request) -> None:
         """Add all ids of a request that ends to the prefix cache, if it runs and there is memory."""
         if self._cache is None or request._sequence is None or request._dropped:
             return
         with contextlib.suppress(MemoryError):
-            self._cache.keep(request._ids[: request._computed], self._session._core, request._slot)
+            self._cache.keep(request._ids[: request._computed], self._session._core, request._running_sequence)
 
     def evict(self) -> bool:
         """Free the prefix that matters least. Returns whether there was one."""

@@ -101,7 +101,7 @@ class Drafters:
                 self._free.append(self._used.pop(ended))
             self._used[request] = drafter = self._free.pop()
             drafter.follow(request._output.prompt)
-        self._used[request].place = request._slot
+        self._used[request].place = request._running_sequence
         return self._used[request]
 
     def _open(self) -> bool:
