@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 // drafter.c - drafts from hidden states, by MTP layers and drafter files: the check of a drafter's trunk, the input
 // from embeddings and hidden states, the states for the next draft, and the logits of clusters of tokens.
+//
+// Here and in eagle.c, a state is a hidden state of the trunk, never the state of a recurrent layer.
 #include <math.h>
 #include <string.h>
 #include "common.h"
@@ -76,7 +78,7 @@ void states_in(const struct worker *w, float *x) {
     const struct llamac_model *m = e->session->model;
     const struct matrix *in = m->is_mtp ? &m->mtp.in : &m->drafter.in;
     const int dim = states_dim(m), n = e->n_rows;
-    float *const pairs = e->session->scratch.state_inputs;
+    float *const pairs = e->session->scratch.drafter_inputs;
     int first, last;
     pool_share(w->member, n, &first, &last);
     for (int r = first; r < last; r++) {

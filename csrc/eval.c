@@ -102,7 +102,7 @@ static struct eval_widths widths_of(const struct eval *e) {
     const struct llamac_model *m = e->session->model;
     const size_t dim = m->config->dim, states = states_dim(m) ? (size_t)states_dim(m) : dim;
     if (is_eagle(m)) return (struct eval_widths){ e->states ? FORMAT_EAGLE_STATES * states : dim, dim };
-    return (struct eval_widths){ states, e->session->reads_layers ? FORMAT_EAGLE_STATES * dim : states };
+    return (struct eval_widths){ states, e->session->has_layer_states ? FORMAT_EAGLE_STATES * dim : states };
 }
 
 int eval_on_device(struct eval *e, llamac_error *err) {
@@ -117,7 +117,7 @@ int eval_on_device(struct eval *e, llamac_error *err) {
         .last_branches = e->last_branches, .types = e->types ? e->types + e->first_row : NULL, .logits = e->logits,
         .n_observations = e->n_observations, .cancel = e->cancel.request, .eval = e,
         .is_mtp = m->is_mtp, .drafter = m->config->drafter ? m : NULL, .after_draft = is_eagle(m) && !e->states,
-        .state_layers = e->session->reads_layers ? e->session->eagle_layers : NULL,
+        .state_layers = e->session->has_layer_states ? e->session->eagle_layers : NULL,
         .input_width = (int)widths.inputs, .hidden_width = (int)widths.hidden,
         .inputs = inputs ? inputs + (size_t)e->first_row * widths.inputs : NULL, .n_hidden = n_hidden,
         .states_on_device = e->session->states_on_device,

@@ -474,7 +474,7 @@ static void hidden_states(const struct worker *w, const float *x) {
     const struct llamac_model *m = e->session->model;
     const size_t dim = m->config->dim;
     int first, last;
-    if (!e->hidden || e->session->reads_layers) return;
+    if (!e->hidden || e->session->has_layer_states) return;
     if (m->drafter.out.data) {
         states_out(w, x);
         return;
@@ -493,7 +493,7 @@ static void layer_states(const struct worker *w, struct residual *stream, int l)
     const struct eval *e = w->eval;
     const struct llamac_session *s = e->session;
     const size_t dim = s->model->config->dim;
-    if (!e->hidden || !s->reads_layers) return;
+    if (!e->hidden || !s->has_layer_states) return;
     for (int i = 0; i < FORMAT_EAGLE_STATES; i++) {
         if (s->eagle_layers[i] != l) continue;
         add_pending(w, stream);

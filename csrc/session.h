@@ -95,7 +95,7 @@ struct scratch {
     float *state_beta, *state_decay;  // (rows, state_heads): of the delta rule beta, and its a that becomes the decay;
                                       // of Mamba 2 the step, and dt that becomes the decay
 
-    float *state_inputs;      // (rows, 2 states_dim): embeddings and hidden states; of an EAGLE-3 head (rows, 2 dim),
+    float *drafter_inputs;    // (rows, 2 states_dim): embeddings and hidden states; of an EAGLE-3 head (rows, 2 dim),
                               // and before that (rows, 3 trunk_dim), if it norms its states
     float *cluster_scores, *in_clusters;   // (n_clusters), (vocab_size): scores of clusters, logits in their order
     int *clusters;            // (clusters_used): the best ones
@@ -163,7 +163,7 @@ struct llamac_session {
     const struct llamac_model *model;
     const struct llamac_session *trunk;    // of a drafter: the session of the model that it drafts for; or NULL
     const struct llamac_session *keys_of;  // the session whose keys and values the layers read: this one, or the trunk
-    int reads_layers;             // 1: hidden states are the residual stream after eagle_layers, for an EAGLE-3 head
+    int has_layer_states;         // 1: hidden states are the residual stream after eagle_layers, for an EAGLE-3 head
     int eagle_layers[FORMAT_EAGLE_STATES];
     const struct kernels *kernels;
     struct kv_pool *pages;        // the pool of its pages
