@@ -347,7 +347,7 @@ static void quantized_bytes_are_the_same_everywhere(void) {
         for (int columns = 1; columns <= 300; columns += 1 + columns / 3)
             for (int mode = 0; mode < (dtype_has_grids(dtypes[i]) && dtypes[i] != LLAMAC_T2 ? 3 : 2); mode++)
                 check_quantize(dtypes[i], 1 + random_below(&state, 33), columns, mode, &state, &hash);
-    CHECK(hash == 1377339893555516866u, "the bytes have changed: %llu", (unsigned long long)hash);
+    CHECK(hash == 8295407139412704611u, "the bytes have changed: %llu", (unsigned long long)hash);
 }
 
 static void quantize_rejects_invalid_arguments(void) {
