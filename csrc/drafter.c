@@ -78,7 +78,7 @@ void states_in(const struct worker *w, float *x) {
     const struct llamac_model *m = e->session->model;
     const struct matrix *in = m->is_mtp ? &m->mtp.in : &m->drafter.in;
     const int dim = states_dim(m), n = e->n_rows;
-    float *const pairs = e->session->scratch.drafter_inputs;
+    float *const pairs = e->session->scratch.draft_inputs;
     int first, last;
     pool_share(w->member, n, &first, &last);
     for (int r = first; r < last; r++) {

@@ -56,8 +56,8 @@ void eagle_in(const struct worker *w, float *x) {
     if (e->states) {
         const float *states = e->states + (size_t)e->first_row * (size_t)width;
         if (m->drafter.in_norm) {
-            norm_states(w, states, width, e->session->scratch.drafter_inputs);
-            states = e->session->scratch.drafter_inputs;
+            norm_states(w, states, width, e->session->scratch.draft_inputs);
+            states = e->session->scratch.draft_inputs;
         }
         const struct rows rows = { .x = states, .n = n, .width = width };
         const struct panels inputs = prepare_inputs(w, rows, NULL, (struct consumers){ { &m->drafter.in }, 1 });
@@ -66,7 +66,7 @@ void eagle_in(const struct worker *w, float *x) {
         pool_barrier(w->member);   // norms read all columns of x, and normed embeddings overwrite normed states
     }
     for (int r = first; r < last; r++) {
-        float *const embedding = e->session->scratch.drafter_inputs + 2 * (size_t)r * dim,
+        float *const embedding = e->session->scratch.draft_inputs + 2 * (size_t)r * dim,
               *const state = embedding + dim, *const row = x + (size_t)r * dim;
         if (!e->states) memcpy(row, e->inputs + (size_t)(e->first_row + r) * dim, bytes);
         token_embedding(w, e->rows[r].token, embedding);
@@ -79,7 +79,7 @@ void eagle_in(const struct worker *w, float *x) {
 
 struct panels eagle_attention_inputs(const struct worker *w, struct consumers consumers) {
     static const struct norm_step none;   // the panels of the stream, which attention does not overwrite
-    const struct rows rows = { .x = w->eval->session->scratch.drafter_inputs, .n = w->eval->n_rows,
+    const struct rows rows = { .x = w->eval->session->scratch.draft_inputs, .n = w->eval->n_rows,
                                .width = 2 * (int)w->eval->session->model->config->dim };
     return prepare_inputs(w, rows, &none, consumers);
 }

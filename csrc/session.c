@@ -70,8 +70,8 @@ static void cut_stream_panels(struct arena *a, const struct llamac_model *m, siz
         panels[input] = arena_floats(a, inputs & 1u << input ? rows * input_words(input, width) : 0);
 }
 
-// The floats per row of `drafter_inputs`. In an EAGLE-3 head, it holds the normed states and, later, two vectors.
-static size_t drafter_inputs_width(const struct llamac_model *m) {
+// The floats per row of `draft_inputs`. In an EAGLE-3 head, it holds the normed states and, later, two vectors.
+static size_t draft_inputs_width(const struct llamac_model *m) {
     const size_t states = m->drafter.in_norm ? (size_t)m->drafter.in.columns : 0;
     return is_eagle(m) ? max_size(2 * (size_t)m->config->dim, states) : 2 * (size_t)states_dim(m);
 }
@@ -124,7 +124,7 @@ static void cut_scratch(const struct llamac_session *s, struct scratch *scratch,
     scratch->shared_gate = arena_floats(a, experts ? rows : 0);
     scratch->routes = arena_routes(a, m, rows);
     scratch->layer_inputs = arena_floats(a, rows * layer_inputs);
-    scratch->drafter_inputs = arena_floats(a, rows * drafter_inputs_width(m));
+    scratch->draft_inputs = arena_floats(a, rows * draft_inputs_width(m));
     scratch->cluster_scores = arena_floats(a, c->n_clusters);
     scratch->in_clusters = arena_floats(a, c->n_clusters ? c->vocab_size : 0);
     scratch->clusters = arena_ints(a, c->clusters_used);

@@ -95,7 +95,7 @@ struct scratch {
     float *state_beta, *state_decay;  // (rows, state_heads): of the delta rule beta, and its a that becomes the decay;
                                       // of Mamba 2 the step, and dt that becomes the decay
 
-    float *drafter_inputs;    // (rows, 2 states_dim): embeddings and hidden states; of an EAGLE-3 head (rows, 2 dim),
+    float *draft_inputs;      // (rows, 2 states_dim): embeddings and hidden states; of an EAGLE-3 head (rows, 2 dim),
                               // and before that (rows, 3 trunk_dim), if it norms its states
     float *cluster_scores, *in_clusters;   // (n_clusters), (vocab_size): scores of clusters, logits in their order
     int *clusters;            // (clusters_used): the best ones
