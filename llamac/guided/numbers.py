@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple, TypeGuard
 
 from llamac.guided.library import llguidance
 
@@ -14,6 +15,16 @@ LIMIT = 1 << 63  # the library's integers are smaller; a constant or limit of -L
 EXACT = 1 << 53  # up to here, doubles hold every integer
 # The library cannot express smaller numbers than this one, which stands for 0 as an excluded lower limit.
 SMALLEST = 1e-20
+# The keywords of included and excluded limits, and the factor that makes them lower limits.
+_SIDES = (("minimum", "exclusiveMinimum", 1), ("maximum", "exclusiveMaximum", -1))
+
+
+class _Limit(NamedTuple):
+    """A limit as a lower one: upper limits have the opposite sign here."""
+
+    value: float
+    is_excluded: bool
+    name: str
 
 
 def number_problem(schema: Mapping[str, Any]) -> str:
@@ -21,13 +32,19 @@ def number_problem(schema: Mapping[str, Any]) -> str:
     for name in ("const", "enum"):
         for number in _numbers(schema.get(name)):
             if not _is_constant(number):
-                return f"the number {_shown(number)} has too many digits, and would be rounded: use a string"
-    for name in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"):
-        limit = schema.get(name)
-        if isinstance(limit, int | float) and not _is_limit(limit, name):
-            if abs(limit) >= LIMIT - 1:
-                return f"{name} is {_shown(limit)}: the limits of an integer need to be between -2**63 and 2**63 - 1"
-            return f"{name} is {_shown(limit)}, and would be rounded: use a number between -2**53 and 2**53"
+                found = f"a guide cannot write the number {_shown(number)} exactly"
+                return f"{found}: use a string, or a number with fewer digits"
+    for included, excluded, sign in _SIDES:
+        limit = _limit(schema, included, excluded, sign)
+        if limit is None:
+            continue
+        found = f"{limit.name} is {_shown(limit.value * sign)}"
+        if abs(limit.value) > sys.float_info.max:
+            return f"{found}, which is too large for a double: use a smaller one"
+        if sign > 0 and not (limit.value >= -LIMIT and _kept(limit, sign).value < LIMIT):
+            return f"{found}: a lower limit needs to be from -2**63 to 2**63 - 1025"
+        if sign < 0 and _kept(limit, sign).value >= LIMIT:
+            return f"{found}: an upper limit needs to be at least 1025 - 2**63"
     return ""
 
 
@@ -38,55 +55,83 @@ def _shown(number: float) -> str:
 
 def _numbers(value: object) -> Iterator[float]:
     """All numbers in a JSON value."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if _is_number(value):
         yield value
     parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
     for part in parts:
         yield from _numbers(part)
 
 
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _is_constant(number: float) -> bool:
     """Whether the library writes this number."""
-    if abs(number) >= LIMIT:
-        return False
-    if isinstance(number, int):
-        return number == LIMIT - 1 or int(float(number)) == number
-    return _written(number) == number
+    if isinstance(number, int) and -LIMIT <= number < LIMIT:
+        return number == LIMIT - 1 or (number > -LIMIT and int(float(number)) == number)
+    return _written(number) == Decimal(repr(number))
 
 
-def _is_limit(number: float, name: str) -> bool:
-    """Whether the library keeps this limit."""
-    if number >= LIMIT - 1:  # it writes no larger integers
-        return name.endswith("aximum")
-    least = EXACT if name.startswith("exclusive") else LIMIT - 512  # it computes the limit next to an excluded one
-    return abs(number) < least and (isinstance(number, float) or int(float(number)) == number)
-
-
-def _written(number: float) -> float | None:
+def _written(number: float) -> Decimal | None:
     """A number as the library writes it, which reads numbers with many digits inexactly; None if it refuses it."""
-    _, digits, exponent = Decimal(repr(number)).as_tuple()
+    exact = Decimal(repr(number))
+    _, digits, exponent = exact.as_tuple()
     if len(digits) <= 15 and abs(int(exponent)) <= 22:
-        return number
+        return exact
     library = llguidance()
     grammar = library.LLMatcher.grammar_from_json_schema(json.dumps({"const": number}))
     matcher = library.LLMatcher(library.LLTokenizer("byte"), grammar, log_level=0)
-    return None if matcher.is_error() else float(matcher.compute_ff_bytes())
+    return None if matcher.is_error() else Decimal(matcher.compute_ff_bytes().decode())
 
 
-def with_inclusive_limits(schema: dict[Any, Any]) -> dict[Any, Any]:
-    """The schema without an excluded integer that is the next one to the other limit, which the library would allow."""
-    low, high = _limit(schema, "exclusiveMinimum"), _limit(schema, "exclusiveMaximum")
-    most, least = _limit(schema, "maximum", high), _limit(schema, "minimum", low)
-    if low.is_integer() and 0 <= low < most < low + 1:
-        schema = {**schema, "minimum": math.nextafter(low, math.inf) if low else SMALLEST}
-        del schema["exclusiveMinimum"]
-    elif high.is_integer() and high - 1 < least < high <= 0:
-        schema = {**schema, "maximum": math.nextafter(high, -math.inf) if high else -SMALLEST}
-        del schema["exclusiveMaximum"]
+def _at_least(number: float) -> float:
+    """The first double from this one on that the library does not read as a smaller number."""
+    found = number
+    while float(_written(found) or found) < number:
+        found = math.nextafter(found, math.inf)
+    return found
+
+
+def _limit(schema: Mapping[Any, Any], included: str, excluded: str, sign: int) -> _Limit | None:
+    """The strictest limit of one side; None if it has none, or one that the library refuses.
+
+    In draft 4 of JSON Schema, a boolean says whether the other limit is excluded.
+    """
+    own, other = schema.get(included), schema.get(excluded)
+    if isinstance(own, bool) or not all(value is None or isinstance(value, int | float) for value in (own, other)):
+        return None
+    limits = [_Limit(own * sign, other is True, included)] if own is not None else []
+    if _is_number(other):
+        limits.append(_Limit(other * sign, True, excluded))
+    return max(limits, default=None)
+
+
+def _kept(limit: _Limit, sign: int) -> _Limit:
+    """The next limit that the library keeps. Beyond 2**53, it is an included double, written as an integer."""
+    if abs(limit.value) < EXACT:
+        return limit._replace(value=_at_least(limit.value))
+    value = max(int(limit.value) + limit.is_excluded, 1 - LIMIT)
+    if value == 1 - LIMIT and sign < 0:  # the library's largest integer, which it makes of larger limits
+        return limit._replace(value=-LIMIT, is_excluded=False)
+    rounded = float(value)
+    if rounded < value:
+        rounded = math.nextafter(rounded, math.inf)
+    return limit._replace(value=int(rounded), is_excluded=False)
+
+
+def with_kept_limits(schema: dict[Any, Any]) -> dict[Any, Any]:
+    """The schema with limits that the library keeps. They allow no number that the schema does not allow.
+
+    The library would round large limits. It would allow an excluded integer that is the next one to the other limit.
+    """
+    low, high = (_limit(schema, *side) for side in _SIDES)
+    for (included, excluded, sign), limit, other in zip(_SIDES, (low, high), (high, low), strict=True):
+        if limit is None:
+            continue
+        value, is_excluded, _ = _kept(limit, sign)
+        if is_excluded and other and value == int(value) and 0 <= value < -other.value < value + 1:
+            value, is_excluded = _at_least(math.nextafter(value, math.inf)) if value else SMALLEST, False
+        schema = {name: part for name, part in schema.items() if name not in (included, excluded)}
+        schema[excluded if is_excluded else included] = value * sign
     return schema
-
-
-def _limit(schema: Mapping[Any, Any], name: str, default: float = math.nan) -> float:
-    """A limit of a schema; the default if it has none."""
-    limit = schema.get(name)
-    return float(limit) if isinstance(limit, int | float) else default

@@ -13,7 +13,7 @@ from typing import Any
 
 from llamac.errors import ArgumentError, ArgumentTypeError
 from llamac.guided.library import checked_text, llguidance, problem
-from llamac.guided.numbers import number_problem, with_inclusive_limits
+from llamac.guided.numbers import number_problem, with_kept_limits
 
 Schema = dict[str, Any]
 
@@ -70,7 +70,7 @@ def _compiled(schema: object) -> tuple[str, str]:
     try:
         text = checked_text(json.dumps(schema, allow_nan=False, ensure_ascii=False), "the JSON schema")
         _check_numbers(schema)
-        if any(mark in text for mark in ('"propertyNames"', '"^(?!', '"exclusiveM')):
+        if any(mark in text for mark in ('"propertyNames"', '"^(?!', 'inimum"', 'aximum"')):
             text = json.dumps(simplified(schema), ensure_ascii=False)
     except TypeError as error:
         return "", f"not JSON: {error}"
@@ -84,8 +84,8 @@ def _compiled(schema: object) -> tuple[str, str]:
 def simplified(schema: Any) -> Any:
     """The schema in words that the library knows.
 
-    It has no `propertyNames` that all keys match and no look-ahead, as Zod and Pydantic write them, and none of the
-    excluded limits that the library would allow.
+    It has no `propertyNames` that all keys match and no look-ahead, as Zod and Pydantic write them, and no limits that
+    the library would change.
     """
     if not isinstance(schema, Mapping):
         return schema
@@ -99,7 +99,7 @@ def simplified(schema: Any) -> Any:
             found[name] = _SAME_PATTERNS.get(value, value)
         elif name != "propertyNames" or value not in _ANY_NAME:
             found[name] = value if name in ANNOTATIONS or name == "const" else simplified(value)
-    return with_inclusive_limits(found)
+    return with_kept_limits(found)
 
 
 def _longest(schema: object) -> int:
@@ -164,9 +164,9 @@ def _reworded(found: str) -> str:
     if found.startswith("oneOf constraints are not supported"):
         return "oneOf is supported only if a constant or a type tells the alternatives apart: use anyOf"
     if found.startswith("Failed to generate regex for integer range"):
-        return "the limits of an integer need to be between -2**63 and 2**63 - 1"
+        return "an integer with a limit beyond 10**18 or -10**18 needs both limits"
     if found.startswith("Failed to generate regex for float range"):
-        return "the limits of a number need to be between -2**63 and 2**63"
+        return "the limits of a number need to be between -2**63 and 2**63; beyond 10**18 or -10**18, it needs both"
     if document := re.match(r"Resource '(.*)' is not present", found):
         return f"the reference to {document[1]} cannot be followed: put that schema into $defs"
     return found

@@ -173,13 +173,44 @@ def test_special_tokens_never_come_next_but_stops_do(bpe: Tokenizer) -> None:
         ({"exclusiveMaximum": 0, "exclusiveMinimum": -0.001}, ["-0.0005"], ["0", "-0", "-0.001"]),
         ({"exclusiveMaximum": -2, "minimum": -2.5}, ["-2.5", "-2.1"], ["-2", "-2.0", "-2.6"]),
         ({"exclusiveMinimum": 0, "exclusiveMaximum": 1}, ["0.5"], ["0", "1"]),
+        ({"exclusiveMinimum": 0, "minimum": 0.3, "maximum": 0.5}, ["0.3", "0.5"], ["0", "0.1", "0.6"]),
+        ({"exclusiveMaximum": 0, "maximum": -0.3, "minimum": -0.5}, ["-0.3", "-0.5"], ["0", "-0.1", "-0.6"]),
+        ({"exclusiveMinimum": 0.5, "minimum": 0, "maximum": 0.75}, ["0.51", "0.75"], ["0", "0.5"]),
+        ({"exclusiveMinimum": 91, "maximum": 91.5}, ["91.1", "91.5"], ["91", "91.0"]),
+        ({"minimum": 0.9452706955539223, "maximum": 1}, ["0.9452706955539224"], ["0.9452706955539222"]),
+        ({"minimum": 0, "exclusiveMinimum": False, "maximum": 0.5}, ["0", "0.2", "0.5"], ["-0.1", "0.6"]),
+        ({"minimum": 0, "exclusiveMinimum": True, "maximum": 1.5}, ["0.5", "1", "1.5"], ["0", "1.6"]),
+        ({"minimum": 0, "exclusiveMinimum": True, "maximum": 0.5}, ["0.1", "0.5"], ["0", "0.0"]),
+        ({"minimum": -0.5, "maximum": 0.5, "exclusiveMaximum": False}, ["-0.5", "0", "0.3", "0.5"], ["0.6"]),
     ],
 )
 @pytest.mark.parametrize("wrap", [lambda schema: schema, lambda schema: {"anyOf": [schema, {"type": "null"}]}])
 def test_excluded_limits_do_not_match(
     wrap: Any, limits: dict[str, float], inside: list[str], outside: list[str], bpe: Tokenizer
 ) -> None:
-    guide = llamac.Json(wrap({"type": "number", **limits}))
+    check_numbers(llamac.Json(wrap({"type": "number", **limits})), inside, outside, bpe)
+
+
+@pytest.mark.parametrize(
+    ("limits", "inside", "outside"),
+    [
+        ({"minimum": 10**15, "maximum": 10**16 - 1}, [10**15, 10**16 - 2], [10**15 - 1, 10**16 - 1, 10**16]),
+        ({"minimum": 2**53 + 1, "maximum": 2**60}, [2**53 + 2, 2**60], [2**53, 2**53 + 1, 2**60 + 1]),
+        ({"exclusiveMinimum": 2**53, "exclusiveMaximum": 2**54}, [2**53 + 2, 2**54 - 2], [2**53, 2**54 - 1, 2**54]),
+        ({"minimum": -(10**16) + 1, "maximum": 0}, [-(10**16) + 2, 0], [-(10**16) + 1, -(10**16), 1]),
+        ({"minimum": 0, "exclusiveMaximum": 1e17}, [10**17 - 16], [10**17 - 1, 10**17]),
+        ({"exclusiveMinimum": 0, "exclusiveMaximum": 2**63 - 1}, [2**63 - 1024], [2**63 - 1, 2**63]),
+        ({"minimum": -(2**63), "maximum": 2**63 - 1}, [1024 - 2**63, 2**63 - 1], [-(2**63) - 1, 2**63]),
+        ({"minimum": 0, "exclusiveMaximum": 2**63}, [2**63 - 1], [2**63]),
+    ],
+)
+def test_limits_that_are_no_doubles_are_rounded_inward(
+    limits: dict[str, float], inside: list[int], outside: list[int], bpe: Tokenizer
+) -> None:
+    check_numbers(llamac.Json({"type": "integer", **limits}), list(map(str, inside)), list(map(str, outside)), bpe)
+
+
+def check_numbers(guide: Guide, inside: list[str], outside: list[str], bpe: Tokenizer) -> None:
     for text in (*inside, *outside):
         constraint = Constraint(guide, bpe, [], [])
         for token in bpe.encode(text):

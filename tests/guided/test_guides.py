@@ -53,7 +53,7 @@ def nested(depth: int) -> dict[str, Any]:
         (lambda: llamac.Json(nested(10**5)), "the JSON schema is nested too deep"),
         (lambda: llamac.Json(CYCLE), "the JSON schema is not JSON: Circular reference detected"),
         (lambda: llamac.Json({"minimum": float("nan")}), "the JSON schema is not JSON: Out of range float values"),
-        (lambda: llamac.Json({"type": "integer", "minimum": 2**64}), "the limits of an integer need to be between"),
+        (lambda: llamac.Json({"type": "integer", "minimum": 2**64}), "minimum is 18446744073709551616: a lower limit"),
         (lambda: llamac.Json({"items": {"const": "a" * 20000}}), "at /items: a string of 20000 characters is too long"),
         (lambda: llamac.Json({"const": "\ud800"}), "the JSON schema contains a lone surrogate"),
         (lambda: llamac.Regex("\ud800"), "pattern contains a lone surrogate"),

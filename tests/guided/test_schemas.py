@@ -160,18 +160,30 @@ def test_the_pattern_of_pydantics_decimal_numbers_needs_no_look_ahead() -> None:
 @pytest.mark.parametrize(
     ("schema", "found"),
     [
-        ({"const": 2**53 + 1}, "number 9007199254740993 has too many digits"),
-        ({"enum": [1, {"a": [-(2**60) - 1]}]}, "number -1152921504606846977 has too many digits"),
-        ({"const": 123456789.12345679}, "number 123456789.12345679 has too many digits"),
-        ({"const": -(2**63)}, "number -9223372036854775808 has too many digits"),
-        ({"type": "integer", "const": 10**20}, "number 100000000000000000000 has too many digits"),
-        ({"const": 10**400}, r"number 1.000e\+400 has too many digits"),
-        ({"type": "integer", "minimum": 2**53 + 1}, "minimum is 9007199254740993"),
-        ({"type": "integer", "minimum": -(2**63), "maximum": -(2**63)}, "minimum is -9223372036854775808"),
-        ({"type": "integer", "maximum": -1e19}, r"maximum is -1e\+19"),
-        ({"type": "integer", "exclusiveMinimum": 2**53}, "exclusiveMinimum is 9007199254740992"),
-        ({"type": "integer", "minimum": 10**19, "maximum": 10**19 + 5}, "minimum is 10000000000000000000"),
+        ({"const": 2**53 + 1}, "number 9007199254740993 exactly: use a string, or a number with fewer digits"),
+        ({"enum": [1, {"a": [-(2**60) - 1]}]}, "number -1152921504606846977 exactly"),
+        ({"const": 123456789.12345679}, "number 123456789.12345679 exactly"),
+        ({"const": 0.9452706955539223}, "number 0.9452706955539223 exactly"),
+        ({"const": -(2**63)}, "number -9223372036854775808 exactly"),
+        ({"type": "integer", "const": 10**20 + 1}, "number 100000000000000000001 exactly"),
+        ({"const": 10**400}, r"number 1.000e\+400 exactly"),
+        ({"exclusiveMinimum": 0, "maximum": 10**400}, r"maximum is 1.000e\+400, which is too large for a double"),
+        ({"exclusiveMinimum": -(10**400)}, r"exclusiveMinimum is -1.000e\+400, which is too large for a double"),
+        ({"type": "number", "minimum": -3.4e38}, r"minimum is -3.4e\+38: a lower limit needs to be from -2\*\*63"),
+        ({"type": "integer", "minimum": -(2**63) - 1}, "minimum is -9223372036854775809: a lower limit"),
+        ({"type": "integer", "minimum": 10**19, "maximum": 10**19 + 5}, "minimum is 10000000000000000000: a lower"),
+        (
+            {"type": "integer", "minimum": 0, "exclusiveMinimum": 2**63 - 1024},
+            "exclusiveMinimum is 9223372036854774784",
+        ),
+        ({"type": "integer", "minimum": -(2**63), "maximum": -(2**63)}, "maximum is -9223372036854775808: an upper"),
+        ({"type": "integer", "maximum": -1e19}, r"maximum is -1e\+19: an upper limit needs to be at least 1025"),
+        (
+            {"type": "integer", "minimum": 10**18},
+            r"an integer with a limit beyond 10\*\*18 or",
+        ),
         ({"type": "number", "minimum": 0, "maximum": 1e19}, r"the limits of a number need to be between -2\*\*63"),
+        ({"minimum": True, "exclusiveMinimum": 5}, "Expected f64 for 'minimum', got true"),
     ],
 )
 def test_numbers_that_the_library_would_change_are_refused(schema: dict[str, Any], found: str) -> None:
@@ -179,17 +191,23 @@ def test_numbers_that_the_library_would_change_are_refused(schema: dict[str, Any
         llamac.Json({"properties": {"id": schema}})
 
 
+def test_a_factor_that_no_double_holds_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="number out of range"):
+        llamac.Json({"type": "integer", "multipleOf": 10**400})
+
+
 def test_the_place_of_a_number_in_a_definition_is_the_definition() -> None:
     properties = {"name": {"type": "string"}, "id": {"$ref": "#/$defs/Id"}}
-    with pytest.raises(ArgumentError, match=r"at /\$defs/Id/anyOf/1: the number 9007199254740993 has"):
+    with pytest.raises(ArgumentError, match=r"at /\$defs/Id/anyOf/1: a guide cannot write the number 9007199254740993"):
         llamac.Json({"properties": properties, "$defs": {"Id": {"anyOf": [{}, {"const": 2**53 + 1}]}}})
 
 
 def test_numbers_that_the_library_keeps_are_accepted() -> None:
     kept = [0, True, -1.5, 2**53, -(2**60), 2**63 - 1, 0.1, 0.30000000000000004, 1e-20, [1], {"a": None}]
     llamac.Json({"enum": kept})
+    llamac.Json({"enum": [1e19, 1e20, -1e20, 10**20, 10**23, 6.02214076e23, 1e300, 1.7976931348623157e308, 2.0**63]})
     llamac.Json({"const": {"minimum": 1, "const": 2}})
-    for schema in ({"minimum": 0, "maximum": 2**63 - 1}, {"maximum": 2**64 - 1}, {"exclusiveMaximum": 2**63}):
+    for schema in ({"minimum": 0, "maximum": 2**63 - 1}, {"maximum": 2**64 - 1}, {"exclusiveMinimum": True}):
         llamac.Json({"type": "integer", **schema})
     llamac.Json({"properties": {"const": {"type": "integer"}, "minimum": {"minimum": 1}}})
 
