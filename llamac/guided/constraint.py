@@ -74,6 +74,7 @@ class Constraint:
         self._forced: list[int] | None = None  # tokens from here on; None: not known
         self._shortest: int | None = None  # tokens of a short text of the grammar; None: no draw has been prepared
         self._planned: list[int] = []  # the rest of the completion that has begun
+        self._hopeless: tuple[int, int] | None = None  # a token, and how many after it were not enough to complete
         self._tag: str | None = None  # that opened the running reasoning
         self._reasoning_end: re.Pattern[bytes] | None = None  # what ends it
         self._leaving: list[int] = []  # the tokens that are left of a closing tag that has begun
@@ -200,6 +201,8 @@ class Constraint:
         self._is_stopped = bool(matcher.is_stopped())
         self._forced = self._forced[1:] or None if self._forced and self._forced[0] == token else None
         self._planned = self._planned[1:] if self._planned[:1] == [token] else []
+        if self._hopeless is not None and self._hopeless[0] != token:
+            self._hopeless = None
         self._prepare()
 
     # ---- limits
@@ -232,8 +235,12 @@ class Constraint:
             check_matcher(after)
         if self._completion(after, left - 1) is not None:
             return token
-        self._planned = self._completion(matcher, left) or []
-        return self._planned[0] if self._planned else token
+        if self._hopeless is None or self._hopeless[1] != left:  # else the call before has searched from here
+            self._planned = self._completion(matcher, left) or []
+        if self._planned:
+            return self._planned[0]
+        self._hopeless = (token, left - 1)
+        return token
 
     def _completion(self, matcher: Any, most: int) -> list[int] | None:
         """Tokens that complete the text, at most this many; None if none were found. Depends on the text alone."""

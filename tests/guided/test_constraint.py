@@ -289,6 +289,22 @@ def test_what_cannot_be_completed_goes_on_to_the_limit(bpe: Tokenizer) -> None:
     assert (len(tokens), matches) == (5, False)
 
 
+def test_where_no_completion_fits_each_state_is_searched_once(bpe: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[int] = []
+    monkeypatch.setattr(Constraint, "_completion", lambda self, matcher, most: searched.append(most))
+    constraint = Constraint(llamac.Regex("[a-z]{40}"), bpe, [0], [])
+    constraint.mask()
+    searched.clear()
+    for left in (9, 8, 7):
+        token = bpe.encode("a")[0]
+        assert constraint.within(token, left) == token
+        constraint.accept(token)
+    assert searched == [8, 9, 7, 6]
+    constraint.accept(bpe.encode("b")[0])
+    assert constraint.within(token, 5) == token
+    assert searched == [8, 9, 7, 6, 4, 5]
+
+
 # ---- reasoning
 
 
