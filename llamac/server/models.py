@@ -13,7 +13,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -238,7 +238,7 @@ class Models:
         self._changing = asyncio.Lock()  # held while a model is opened or closed
         self._turn = asyncio.Lock()  # held by the one load that closes models to make room, also while it waits
         self._made_room: set[Entry] = set()  # the models that it has closed: no other load may take their room
-        self._unused = asyncio.Event()  # set when a model loses its last reference, or a request stops waiting
+        self._unused = asyncio.Event()  # set when a model loses its last reference or its last waiting request
         self._thread = ThreadPoolExecutor(1, "llamac-models")
         self._tasks: set[asyncio.Task[None]] = set()
         self._past: Counter[str] = Counter()  # final counters of closed engines
@@ -316,7 +316,8 @@ class Models:
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 self.release(entry)
-            self._unused.set()
+            if not entry._is_awaited:
+                self._unused.set()
             raise
 
     def hold(self, entry: Entry) -> None:
@@ -351,13 +352,13 @@ class Models:
     def _open_now(self, entry: Entry) -> Opened:
         opened = Opened(entry._opens(None if entry.need is None else entry.need.total))
         entry._opened = opened
+        entry._last_used = time.monotonic()
         entry.context = opened.engine.context
         entry.loads += 1
         return opened
 
     async def _load(self, entry: Entry) -> None:
         """Open a model and wake the requests that wait for it."""
-        limit = time.monotonic() + self._wait_seconds
         try:
             if entry._leaving:  # the model that needs its memory comes first
                 async with self._turn:
@@ -367,7 +368,7 @@ class Models:
                 failure: Exception | None = None
                 if entry._is_awaited:
                     try:
-                        opened = await self._open(entry, limit)
+                        opened = await self._open(entry)
                     except Exception as error:
                         failure = error
                 entry._loading = None
@@ -384,8 +385,8 @@ class Models:
         finally:
             entry._loading = None
 
-    async def _open(self, entry: Entry, limit: float) -> Opened:
-        """Open a model unless it is open, after making room for it until the time `limit`."""
+    async def _open(self, entry: Entry) -> Opened:
+        """Open a model unless it is open, after making room for it."""
         opened = entry._opened
         if opened is not None:
             if entry._is_usable:
@@ -399,7 +400,7 @@ class Models:
             if self._limit is not None:
                 await self._with_room(lambda: self._measure(entry))
                 self._check_room(entry)
-                await self._make_room(entry, limit)
+                await self._make_room(entry)
             opened = await self._with_room(lambda: self._open_now(entry))
         except HttpError:
             raise
@@ -444,7 +445,7 @@ class Models:
             limit = f"max_memory is {size_text(self._limit)}"
             raise OutOfMemoryError(f"{limit}, but the model {entry.name!r} needs {size_text(needed)}{beside}")
 
-    async def _make_room(self, entry: Entry, limit: float) -> None:
+    async def _make_room(self, entry: Entry) -> None:
         """Close models, the least recently used first, until a model fits.
 
         If all models are in use, the least recently used one accepts no new requests, so that the wait ends. Meanwhile
@@ -452,38 +453,41 @@ class Models:
         """
         if entry not in self._made_room and self._fits(entry, self._made_room):
             return
+        limit = time.monotonic() + self._wait_seconds
         await self._while_unlocked(self._turn.acquire())
         leaving: set[Entry] = set()
+        is_over = False
         try:
-            while not self._fits(entry):
+            while not (entry._is_awaited and self._fits(entry)):
+                if is_over or not entry._is_awaited:
+                    message = f"there is no memory for the model {entry.name!r} while requests use others: try again"
+                    raise HttpError(503, message, "model_not_loaded", "server_error")
                 closed = await self._close_unused("another model needs the memory")
                 if closed is not None:
                     self._made_room.add(closed)
                     continue
-                others = [each for each, _ in self.open_ones() if not each.pinned]
-                victim = min(others, key=_last_used)
-                victim._leaving = True
-                leaving.add(victim)
+                if not self._fits(entry, without=leaving):
+                    others = [each for each, _ in self.open_ones() if not each.pinned and each not in leaving]
+                    victim = min(others, key=_last_used)
+                    victim._leaving = True
+                    leaving.add(victim)
                 self._unused.clear()
-                is_over = False
                 try:
                     left = max(0.0, limit - time.monotonic())
                     await self._while_unlocked(asyncio.wait_for(self._unused.wait(), left))
                 except asyncio.TimeoutError:
                     is_over = True
-                if is_over or not entry._is_awaited:
-                    message = f"there is no memory for the model {entry.name!r} while requests use others: try again"
-                    raise HttpError(503, message, "model_not_loaded", "server_error")
         finally:
             for each in leaving:
                 each._leaving = False
             self._made_room.clear()
             self._turn.release()
 
-    def _fits(self, entry: Entry, others: Iterable[Entry] = ()) -> bool:
-        """Return whether there is room for a model beside the open ones and others."""
+    def _fits(self, entry: Entry, others: Iterable[Entry] = (), without: Collection[Entry] = ()) -> bool:
+        """Return whether there is room for a model beside others and the open ones, except those in `without`."""
         assert self._limit is not None
-        return _bytes_of({entry, *others, *(each for each, _ in self.open_ones())}) <= self._limit
+        beside = {each for each, _ in self.open_ones() if each not in without}
+        return _bytes_of({entry, *others, *beside}) <= self._limit
 
     async def _while_unlocked(self, waiting: Awaitable[object]) -> None:
         """Wait for something, and let others open and close models meanwhile."""
