@@ -24,7 +24,7 @@ IDLE_SECONDS = 75.0  # how long an idle connection is kept open for the next req
 LINGER_SECONDS = 2.0  # how long input is drained after an error, because a reset could overtake the error
 VANISHED_SECONDS = 32767  # Linux accepts no longer time without a sign of a peer
 MAX_HEADER_BYTES = 1 << 16
-MAX_AHEAD_BYTES = 1 << 20  # what a client may send during an answer
+MAX_AHEAD_BYTES = 1 << 20  # what is read during an answer; the rest must wait for its end
 SPARE = 64  # connections beyond the limit: their requests get the status 503, except those for the server's health
 
 
@@ -226,13 +226,14 @@ class Connection(H11Protocol):
     # ---- internals
 
     def _keep_reading(self) -> None:
-        """Read on when input for the next request has arrived during an answer, so that a disconnect is noticed."""
+        """Read on when input for the next request has arrived during an answer, so that a disconnect is noticed.
+
+        Beyond the limit, a disconnect is noticed after the answer.
+        """
         ahead = self.conn.trailing_data[0]
         if self.cycle is None or self.cycle.response_complete or not ahead or not self.flow.read_paused:
             return
-        if len(ahead) > MAX_AHEAD_BYTES:
-            self.abandon()
-        else:
+        if len(ahead) <= MAX_AHEAD_BYTES:
             self.flow.resume_reading()
 
     def _write_rest(self) -> None:

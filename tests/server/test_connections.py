@@ -255,9 +255,25 @@ def test_input_during_an_answer_does_not_hide_a_disconnect(served: Served, ahead
     served.loop.run()
     connection.data_received(ahead)
     assert opened.is_read
-    connection.data_received(b"x" * (MAX_AHEAD_BYTES + 1 - len(ahead)))  # more is not stored
+    connection.eof_received()
     assert opened.events == ["abort"]
     assert connection.cycle.disconnected
+
+
+def test_a_long_request_during_an_answer_is_read_after_it(served: Served) -> None:
+    connection, opened = served.connect()
+    connection.data_received(GET.replace(b"/ ", b"/slow "))
+    served.loop.run()
+    body = b"x" * (2 * MAX_AHEAD_BYTES)
+    connection.data_received(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body))
+    connection.data_received(body[: MAX_AHEAD_BYTES + 1])
+    assert not opened.is_read  # more is not stored
+    connection.cycle.message_event.set()  # the slow answer ends
+    served.loop.run()
+    assert opened.is_read
+    connection.data_received(body[MAX_AHEAD_BYTES + 1 :])
+    served.loop.run()
+    assert (opened.written.count(BODY), opened.events) == (2, [])
 
 
 def test_a_request_with_two_lengths_is_the_last_of_its_connection(served: Served) -> None:
