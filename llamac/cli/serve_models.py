@@ -11,6 +11,7 @@ from llamac.engine.model import Model
 from llamac.engine.scoring.cancellation import Cancellation
 from llamac.engine.session_defaults import SessionDefaults
 from llamac.errors import ArgumentError
+from llamac.format.detect import files_of
 from llamac.server.models import Entry, Models, Need, need_of
 from llamac.server.models_file import ModelSettings, ServedModel, read_models
 from llamac.sizes import parse_size
@@ -60,6 +61,9 @@ def models_of(options: argparse.Namespace) -> Models:
 
 def _entry(served: ServedModel, options: argparse.Namespace, cancel: Cancellation) -> Entry:
     settings = served.settings
+    adapters = [path for path, _ in settings.adapters]
+    others = (settings.tokenizer, settings.chat_template, settings.draft_model)
+    paths = [served.path.absolute(), *adapters, *filter(None, others)]
 
     def opens(limit: int | None) -> Engine:
         return _opened(served, options, limit, cancel)
@@ -78,15 +82,15 @@ def _entry(served: ServedModel, options: argparse.Namespace, cancel: Cancellatio
         measures,
         pinned=settings.pinned,
         idle_seconds=settings.idle_seconds or None,
-        stamp=lambda: _stamps(served.path.absolute()),
+        stamp=lambda: [_stamps(path) for path in paths],
+        folders=[path.parent for path in paths],
     )
 
 
 def _stamps(path: Path) -> list[list[int]]:
-    """The stamp of a model's file, or those of the files in its directory."""
-    return (
-        [file_stamp(each) for each in sorted(path.iterdir()) if each.is_file()] if path.is_dir() else [file_stamp(path)]
-    )
+    """The stamps of a model's files, or those of the files in its directory."""
+    files = path.iterdir() if path.is_dir() else files_of(path).values()
+    return [file_stamp(each) for each in sorted(files) if each.is_file()]
 
 
 def _opened(served: ServedModel, options: argparse.Namespace, limit: int | None, cancel: Cancellation) -> Engine:

@@ -103,6 +103,7 @@ class Entry:
         pinned: bool = False,
         idle_seconds: float | None = None,
         stamp: Callable[[], object] = lambda: None,
+        folders: Iterable[Path] = (),
     ) -> None:
         """Describe a model.
 
@@ -113,6 +114,7 @@ class Entry:
             pinned: Whether it is opened at startup and never closed.
             idle_seconds: Seconds without a request after which it is closed; None: never.
             stamp: Returns what differs if its files have changed.
+            folders: The folders of its files. Errors for clients leave them out.
         """
         self.names = tuple(names)
         self.pinned = pinned
@@ -123,6 +125,7 @@ class Entry:
         self._opens = opens
         self._measures = measures
         self._stamp = stamp
+        self._folders = sorted({f"{folder}/" for folder in folders}, key=len, reverse=True)
         self._measured: object = None  # the stamp of the files for which `need` was computed
         self._opened: Opened | None = None
         self._uses = 0  # number of references
@@ -566,7 +569,12 @@ def _unavailable(entry: Entry, error: Exception) -> HttpError:
     """Return the error for a request whose model cannot be opened. It does not reveal folders of this machine."""
     if isinstance(error, HttpError):
         return HttpError(error.status, str(error), error.code, error.kind)
-    reason = FOLDERS.sub("", str(error)) if isinstance(error, LlamacError | OSError) else "the log says why"
+    reason = "the log says why"
+    if isinstance(error, LlamacError | OSError):
+        reason = str(error)
+        for folder in entry._folders:  # FOLDERS ends at a space or a colon
+            reason = re.sub(rf"(?<![\w.]){re.escape(folder)}", "/-/", reason)
+        reason = FOLDERS.sub("", reason)
     message = f"the model {entry.name!r} cannot be loaded: {reason}"
     return HttpError(503, message, "model_not_loaded", "server_error")
 

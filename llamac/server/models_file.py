@@ -177,12 +177,12 @@ def _model(folder: Path, name: str, table: _Table, files: Mapping[str, Path], de
             given_settings[key] = name_given
     for key in ("tokenizer", "chat_template", "draft_model"):
         if key in table.values:
-            given_settings[key] = table.path(folder, key, table.get(key, str, ""))
+            given_settings[key] = table.path(folder, key, table.get(key, str, "")).absolute()
     if "adapters" in table.values:
         found = []
         for text in table.strings("adapters"):
             [(relative, strength)] = parse_adapters([text])
-            found.append((table.path(folder, "adapters", str(relative)), strength))
+            found.append((table.path(folder, "adapters", str(relative)).absolute(), strength))
         given_settings["adapters"] = tuple(found)
     if "sampling" in table.values:
         given_settings["sampling"] = table.sampling("sampling")

@@ -536,19 +536,40 @@ def test_a_file_that_has_been_replaced_is_measured_again(tmp_path: Path) -> None
         assert need.weights == os.path.getsize(built_in.path("helper"))
 
 
+def test_every_file_that_a_model_reads_tells_whether_it_has_changed(tmp_path: Path) -> None:
+    adapter = style(tmp_path) / "adapter_model.safetensors"
+    text = "[models.tales]\ndraft_model = 'fables.bin'\nadapters = ['style']\n[models.parts]\nfile = '{}'\n"
+    parts = [tmp_path / f"parts-0000{number}-of-00002.gguf" for number in (1, 2)]
+    for part in parts:
+        part.touch()
+    models = table(write_models(tmp_path, text.format(parts[0].name)))
+    for name, files in (("tales", (tmp_path / "tales.bin", tmp_path / "fables.bin", adapter)), ("parts", parts)):
+        stamp = models.names[name]._stamp
+        for file in files:
+            before = stamp()
+            assert stamp() == before
+            os.utime(file, (1, 1))
+            assert stamp() != before
+    models.close()
+
+
 def test_a_missing_file_unloads_no_model_and_its_folder_is_not_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "folder").mkdir()
-    write_models(tmp_path / "folder")
+    folder = Path("one's folder: all")
     monkeypatch.chdir(tmp_path)
-    with serving_models(Path("folder"), "--max-memory", need(Path("folder")) + 1000) as server:
+    folder.mkdir()
+    shutil.copy(built_in.path(), folder / "draft.bin")
+    write_models(folder, "[models.drafted]\nfile = 'tales.bin'\ndraft_model = 'draft.bin'\n[models.tales]\n")
+    with serving_models(folder, "--max-memory", need(folder) + 1000) as server:
         for name in ("tales", "fables"):
             assert server.post("/v1/completions", {**ASK, "model": name}).status_code == 200
-        (tmp_path / "folder" / "tales.bin").unlink()
-        answer = server.post("/v1/completions", {**ASK, "model": "tales"})
-        assert answer.status_code == 503
-        assert "folder" not in answer.text
+        for name, missing in (("drafted", "draft.bin"), ("tales", "tales.bin")):
+            (folder / missing).unlink()
+            answer = server.post("/v1/completions", {**ASK, "model": name})
+            assert answer.status_code == 503
+            assert missing in answer.text
+            assert "folder" not in answer.text
         assert loaded_now(server) == {"fables"}
     assert "Traceback" not in caplog.text
 
