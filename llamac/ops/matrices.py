@@ -71,7 +71,7 @@ class Matrix:
         memory[start : start + size] = stored
         memory.flags.writeable = False
         self.data: NDArray[np.uint8] = memory[start : start + size]
-        self.dtype = str(dtype)
+        self.dtype = str.__str__(dtype)  # of a subclass, too, such as an enum
         self.shape = (rows, columns)
 
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import enum
 import pickle
 import re
 from collections.abc import Callable
@@ -169,10 +170,22 @@ def test_logits_without_a_token() -> None:
         ops.sample(np.full(5, np.nan, np.float32))
 
 
-def test_names_may_be_strs_of_numpy() -> None:
+class Name(str, enum.Enum):
+    ISA = "scalar"
+    DTYPE = "f32"
+    NUMERICS = "exact"
+
+
+@pytest.mark.parametrize(
+    ("isa", "dtype", "numerics"),
+    [(np.str_("scalar"), np.str_("f32"), np.str_("exact")), (Name.ISA, Name.DTYPE, Name.NUMERICS)],
+    ids=["numpy", "enum"],
+)
+def test_names_may_be_subclasses_of_str(isa: str, dtype: str, numerics: str) -> None:
     expected = ops.matmul(X, W, isa="scalar")
-    np.testing.assert_array_equal(ops.matmul(X, W, numerics=wrong(np.str_("exact")), isa=np.str_("scalar")), expected)
-    assert type(ops.Matrix(W.data, np.str_("f32"), W.shape).dtype) is str
+    np.testing.assert_array_equal(ops.matmul(X, W, numerics=wrong(numerics), isa=isa), expected)
+    made = ops.Matrix(W.data, dtype, W.shape).dtype
+    assert (made, type(made)) == ("f32", str)
 
 
 def test_a_tiny_soft_cap_is_not_off() -> None:

@@ -178,7 +178,7 @@ def choose_isa(requested: str | None) -> str | None:
         raise ArgumentError(f"{where} is {name!r}; this build has {', '.join(known)}")
     if not known[name]:
         raise UnsupportedError(f"{where} is {name!r}, which this processor does not support; it runs {best_isa()}")
-    return str(name)  # of a subclass, too: the core expects a str
+    return str.__str__(name)  # of a subclass, too, such as an enum: the core expects a str
 
 
 def best_isa() -> str:
