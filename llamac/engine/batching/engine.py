@@ -145,7 +145,7 @@ class Engine(Closeable):
         self._drafters = Drafters(self._session, self._session._n_drafted)
         self._cache_session: Session | None = None
         self._cache: PrefixCache | None = None
-        self._freeing = threading.Lock()
+        self._freeing = threading.RLock()  # a signal handler can close the engine while it closes
         self._is_free = False
         memory = model._memory
         self._owner = object()  # of what it sets there: the model does not keep the engine alive
@@ -171,6 +171,7 @@ class Engine(Closeable):
         self._process = os.getpid()  # of the thread
         self._closing = False
         self._failure: LlamacError | None = None
+        self._closed_inside = False  # in the engine's thread, by a logits processor
         self._waker = Waker()
 
     def _open_cache_session(self) -> Session:
@@ -524,7 +525,8 @@ class Engine(Closeable):
             thread = self._thread
         self._batch.running_pass.stop()
         if thread is threading.current_thread():
-            return  # `_serve` frees the memory
+            self._closed_inside = True  # `_serve` frees the memory
+            return
         if thread is not None:
             thread.join()
         self._free()
@@ -568,7 +570,7 @@ class Engine(Closeable):
             self._batch.add(self._arrived)
             self._arrived = []
         self._batch.end_all(error)
-        if self._closing:
+        if self._closed_inside:
             self._free()
 
     def _leave_device(self, failure: DeviceError) -> None:

@@ -57,6 +57,44 @@ def test_a_second_close_waits_until_the_memory_is_free(model: llamac.Model) -> N
     assert request.result(TIMEOUT).finish_reason == "cancelled"
 
 
+def test_a_signal_handler_can_close_an_engine_while_it_closes(
+    model: llamac.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = llamac.Engine(model, kv_tokens=2000)
+    free = engine._session.close
+
+    def interrupted() -> None:  # a handler runs between two instructions of the main thread
+        monkeypatch.setattr(engine._session, "close", free)
+        engine.close()
+        free()
+
+    monkeypatch.setattr(engine._session, "close", interrupted)
+    closing = threading.Thread(target=engine.close, daemon=True)
+    closing.start()
+    closing.join(TIMEOUT)
+    assert not closing.is_alive()
+    assert (model.kv_bytes, model.kv_budget, model._memory.engine_logits) == (0, None, 0)
+
+
+@pytest.mark.parametrize("has_computed", [False, True])
+def test_an_error_while_the_memory_is_freed_reaches_close(
+    model: llamac.Model, monkeypatch: pytest.MonkeyPatch, has_computed: bool
+) -> None:
+    engine = llamac.Engine(model)
+    if has_computed:
+        engine.generate([[5]], max_tokens=1)
+
+    def fail() -> None:
+        raise OSError("no space left on the device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine._session, "close", fail)
+        with pytest.raises(OSError, match="no space left"):
+            engine.close()
+    engine.close()
+    engine._session.close()
+
+
 def test_requests_end_if_the_model_closes_before_the_engine(tiny_llama: Path) -> None:
     model = llamac.load(tiny_llama)
     engine = llamac.Engine(model, max_sequences=2)
