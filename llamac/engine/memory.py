@@ -127,7 +127,8 @@ class MemoryUse:
         tokenizer: The tokenizer, and the tables for guides and banned strings.
         activations: Activations of all sessions.
         logits: Logits of all sessions and of the engine, and the scratch memory for sampling.
-        draft: All parts of the draft models of `load` and of the sessions, and what MTP layers need to draft.
+        draft: All parts of the draft model of `load` and of those that draft for sessions, and what MTP layers need to
+            draft.
         kv: The KV caches of all sessions on the CPU. Shared pages count once.
         prefix_cache: The part of all KV caches in the engine's prefix cache, which other sequences can share.
         device: The model's weights, pages and activations on its device, and the device's free and total memory. No
@@ -204,7 +205,8 @@ class MemoryLimit:
         """Account for a new session, or close it if it does not fit.
 
         An MTP layer drafts only if its memory leaves room for the session's whole context. So it takes nothing from
-        results. A draft model drafts for texts that both KV caches have room for.
+        results. A draft model drafts for texts that both KV caches have room for. If there are none, a session whose
+        caller has passed the draft model warns.
 
         Args:
             session: The session.
@@ -217,27 +219,31 @@ class MemoryLimit:
             pages = 0 if _stays_on_device(session) else _core.memory_limits(session._core, session.context)[1]
             if left < pages * session._n_sequences:
                 session._head = None
-        self._limit_drafts(session, min(least, session.context))
-        if session._computes:  # the engine's plan includes its prefix cache
-            try:
+        try:
+            self._limit_drafts(session, min(least, session.context))
+            if session._computes:  # the engine's plan includes its prefix cache
                 self._check(session)
-            except BaseException:
-                session.close()
-                raise
+        except BaseException:
+            session.close()
+            raise
         self.apply()
 
     def _limit_drafts(self, session: Session, least: int) -> None:
         """Set the longest text for which a session's draft model drafts; 0: it drafts for none."""
-        if session._draft_model is None or self.limit is None:
+        if session._draft_model is None or self.limit is None or not session._draft_context:
             return
-        session._draft_context = 0
-        left = self.limit - self.fixed()
+        left = self.limit - host_kv_bytes(self._model)
 
         def fits(context: int) -> bool:
+            session._draft_context = context
             pages = 0 if _stays_on_device(session) else _core.memory_limits(session._core, max(context, least))[1]
-            return pages + _draft_of(session._draft_model, context, session._n_drafted) <= left
+            return self.fixed() + pages <= left
 
         session._draft_context = _largest(fits, session.context)
+        if not session._draft_context and session._draft_model is not self._model._session_defaults.draft_model:
+            self._model._on_warning(
+                f"the draft model makes no drafts: max_memory is {size_text(self.limit)}, which leaves no room for it"
+            )
 
     def _check(self, session: Session) -> None:
         left = self._left()
@@ -256,7 +262,14 @@ class MemoryLimit:
     def fixed(self) -> int:
         """Return the maximum bytes that the model and its sessions use besides KV pages."""
         sessions = sum(session_bytes(session) for session in self._model._sessions)
-        return sum(fixed_bytes(self._model)) + sessions + self.engine_logits
+        return sum(fixed_bytes(self._model)) + sessions + self.engine_logits + self._idle_draft_model()
+
+    def _idle_draft_model(self) -> int:
+        """Return the bytes of the draft model of `load`, unless a session that drafts with it accounts for them."""
+        draft_model = default_draft_model(self._model)
+        if draft_model is None or any(draft_model in _drafting(session) for session in self._model._sessions):
+            return 0
+        return sum(fixed_bytes(draft_model))
 
 
 def _least(*budgets: int | None) -> int | None:
@@ -273,6 +286,15 @@ def kv_is_on_device(model: Model) -> bool:
 def _stays_on_device(session: Session) -> bool:
     """Return whether a session has its KV cache on a device, and cannot return to the CPU."""
     return session.device != "cpu" and not session._falls_back
+
+
+def _drafting(session: Session) -> set[Model]:
+    """Return the files that draft for a session: its draft model, if there is room for it, or its drafter."""
+    if session.closed:
+        return set()
+    draft_model = session._draft_model if session._draft_context else None
+    head = None if session._head is None else session._head.file
+    return {file for file in (draft_model, head) if file is not None}
 
 
 def host_kv_bytes(model: Model) -> int:
@@ -474,8 +496,7 @@ def memory_use(model: Model, prefix_cache: int = 0) -> MemoryUse:
     """Return the memory that a model uses now."""
     weights, adapters, _ = fixed_bytes(model)
     sessions = [session for session in model._sessions if not session.closed]
-    drafts = {model._session_defaults.draft_model, *(session._draft_model for session in sessions)}
-    drafts |= {session._head.file for session in sessions if session._head is not None}
+    drafts = {model._session_defaults.draft_model}.union(*map(_drafting, sessions))
     return MemoryUse(
         weights=weights,
         weights_resident=_resident(os.fspath(model.file.path)),

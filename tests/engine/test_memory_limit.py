@@ -263,14 +263,57 @@ def test_a_draft_model_leaves_room_for_what_the_plan_promises(tiny_llama: Path) 
 
 
 def test_a_session_without_room_for_drafts_generates_without(tiny_llama: Path, model: llamac.Model) -> None:
-    with (
-        llamac.load(tiny_llama) as drafting,
-        llamac.load(tiny_llama, max_memory=floor(model, 256)) as limited,
-        limited.session(draft_model=drafting, context=256) as session,
-    ):
-        assert session._draft_context == 0
+    limit = floor(model, 256)
+    with llamac.load(tiny_llama) as drafting, llamac.load(tiny_llama, max_memory=limit) as limited:
+        with pytest.warns(llamac.LlamacWarning, match="makes no drafts: max_memory is .* no room for it"):
+            session = limited.session(draft_model=drafting, context=256)
         completion = session.generate(some_ids(200), max_tokens=20, ignore_eos=True)
         assert (len(completion.tokens), completion.usage.drafted_tokens) == (20, 0)
+        assert limited.memory().draft == 0
+        assert limited.memory().total <= limit
+        session.close()
+
+
+def test_an_engine_without_room_for_drafts_generates_without(tiny_llama: Path, model: llamac.Model) -> None:
+    logits = memory.ENGINE_BYTES * model.config["vocab_size"] + memory.SESSION_BYTES * model.config["vocab_size"]
+    limit = floor(model, 256) + logits
+    settings: dict[str, Any] = {"context": 256, "max_sequences": 1, "prefix_cache": False, "max_memory": limit}
+    with llamac.load(tiny_llama) as drafting:
+        with pytest.warns(llamac.LlamacWarning, match="the draft model makes no drafts"):
+            engine = llamac.Engine(model, draft_model=drafting, **settings)
+        completion = engine.generate([some_ids(200)], max_tokens=20, ignore_eos=True)[0]
+        assert (len(completion.tokens), completion.usage.drafted_tokens) == (20, 0)
+        assert engine.memory().total <= limit
+        engine.close()
+
+
+def test_the_draft_model_of_load_counts_while_no_session_drafts(tiny_llama: Path, model: llamac.Model) -> None:
+    limit = 4 * floor(model, 600)
+    with (
+        llamac.load(tiny_llama) as other,
+        llamac.load(tiny_llama, threads=1, draft_model=tiny_llama, max_memory=limit) as limited,
+    ):
+        for draft_model in (None, other):
+            with limited.session(draft_model=draft_model) as session:
+                assert session._draft_context == 600
+                assert limited.memory().total + (limited.kv_budget or 0) <= limit
+            assert limited.memory().total + (limited.kv_budget or 0) <= limit
+
+
+@pytest.mark.filterwarnings("ignore:the draft model makes no drafts")
+def test_drafts_leave_room_for_the_pages_of_other_sessions(tiny_llama: Path, model: llamac.Model) -> None:
+    def opened(limit: int) -> int:
+        """How long a text a session drafts for, beside another one with 480 positions."""
+        with llamac.load(tiny_llama, threads=1, max_memory=limit) as limited, limited.session() as other:
+            other.eval([1] * 480, logits=None)
+            with limited.session(draft_model=drafting) as session:
+                return session._draft_context
+
+    with llamac.load(tiny_llama, threads=1) as drafting:
+        least = 2 * floor(model, 600)
+        found = [opened(least + spare) for spare in range(0, 2 * floor(model, 600), 20_000)]
+    assert (found[0], found[-1]) == (0, 600)
+    assert found == sorted(found)
 
 
 def test_the_plan_of_an_engine_under_the_limit_of_load_includes_its_prefix_cache(
