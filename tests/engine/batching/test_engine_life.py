@@ -33,7 +33,8 @@ def test_a_logits_processor_can_close_its_engine(model: llamac.Model) -> None:
     def close(ids: object, logits: object) -> None:
         engine.close()
 
-    requests = [engine.submit([5], max_tokens=10, ignore_eos=True, logits_processors=close) for _ in range(3)]
+    with held(engine):
+        requests = [engine.submit([5], max_tokens=10, ignore_eos=True, logits_processors=close) for _ in range(3)]
     assert {request.result(TIMEOUT).finish_reason for request in requests} == {"cancelled"}
     engine.close()  # waits for the thread
     assert engine.closed
