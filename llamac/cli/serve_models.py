@@ -10,7 +10,7 @@ from llamac.engine.batching.engine import Engine
 from llamac.engine.model import Model
 from llamac.engine.scoring.cancellation import Cancellation
 from llamac.engine.session_defaults import SessionDefaults
-from llamac.errors import ArgumentError
+from llamac.errors import ArgumentError, CancelledError
 from llamac.format.detect import files_of
 from llamac.server.models import Entry, Models, Need, need_of
 from llamac.server.models_file import ModelSettings, ServedModel, read_models
@@ -23,6 +23,10 @@ LOGGER = logging.getLogger("llamac.server")
 ALONE = ("model", "alias", "lora", "tokenizer")  # options of a server with one model
 UNLIMITED = 1 << 62  # bytes
 DEFAULT_IDLE_SECONDS = 900
+
+
+class _StoppedError(BaseException):
+    """Stops a conversion as Ctrl-C does: the cache keeps what has been written, and the next conversion resumes it."""
 
 
 def models_of(options: argparse.Namespace) -> Models:
@@ -96,24 +100,32 @@ def _stamps(path: Path) -> list[list[int]]:
 def _opened(served: ServedModel, options: argparse.Namespace, limit: int | None, cancel: Cancellation) -> Engine:
     """Open a model with an engine, which needs at most `limit` bytes. `cancel` stops a conversion."""
     settings = served.settings
-    model = open_model(
-        served.path.absolute(),  # errors for clients leave out absolute folders
-        SessionDefaults(
-            settings.context,
-            settings.kv_dtype,
-            settings.threads,
-            options.isa,
-            numerics=settings.numerics,
-            device=options.device,
-        ),
-        tokenizer=settings.tokenizer,
-        lora=list(settings.adapters),
-        dtype=options.dtype,
-        cache_dir=False if options.no_cache else options.cache_dir or None,
-        draft_model=settings.draft_model,
-        progress=lambda phase, done, total: cancel.check(),
-        on_warning=lambda text: LOGGER.warning("%s", text, extra={"fields": {"model": served.names[0]}}),
-    )
+
+    def check(phase: str, done: int, total: int) -> None:
+        if cancel.cancelled:
+            raise _StoppedError
+
+    try:
+        model = open_model(
+            served.path.absolute(),  # errors for clients leave out absolute folders
+            SessionDefaults(
+                settings.context,
+                settings.kv_dtype,
+                settings.threads,
+                options.isa,
+                numerics=settings.numerics,
+                device=options.device,
+            ),
+            tokenizer=settings.tokenizer,
+            lora=list(settings.adapters),
+            dtype=options.dtype,
+            cache_dir=False if options.no_cache else options.cache_dir or None,
+            draft_model=settings.draft_model,
+            progress=check,
+            on_warning=lambda text: LOGGER.warning("%s", text, extra={"fields": {"model": served.names[0]}}),
+        )
+    except _StoppedError:
+        raise CancelledError("the server ended before it had opened the model") from None
     try:
         _adapt(model, settings)
         return Engine(

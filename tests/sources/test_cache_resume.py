@@ -12,11 +12,16 @@ from typing import Any
 import pytest
 
 import llamac
+from llamac.cli import make_parser
+from llamac.cli.serve_models import _opened
+from llamac.engine.scoring.cancellation import Cancellation
+from llamac.errors import CancelledError
 from llamac.export import export
 from llamac.export.flat import stream
 from llamac.export.flat.plan import Slot
 from llamac.format import private_files
 from llamac.format.flatfile import FlatFile
+from llamac.server.models_file import ModelSettings, read_models
 from llamac.sources.cache import Cache
 from opened_sources import flip, logits, models_in, phases, start
 from processes import TIMEOUT
@@ -89,6 +94,33 @@ def test_an_interrupted_conversion_is_resumed(checkpoint_folder: Path, cache_fol
     assert packed == everything[-len(packed) :]
     assert model.read_bytes() == whole
     assert names_in(cache_folder) == [model.name, f"{model.stem}.json"]
+
+
+def test_a_conversion_that_a_server_stopped_is_resumed(
+    checkpoint_folder: Path, cache_folder: Path, packed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "BLOCK_BYTES", 64)
+    options = make_parser().parse_args(["serve", "--models-dir", str(checkpoint_folder.parent)])
+    (served,), _ = read_models(checkpoint_folder.parent, ModelSettings(), print)
+    stopped = Cancellation()
+    pack = stream._stored_bytes
+
+    def stop(*arguments: Any) -> bytes | memoryview:
+        if len(packed) == 5:
+            stopped.cancel()
+        return pack(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stream, "_stored_bytes", stop)
+        with pytest.raises(CancelledError):
+            _opened(served, options, None, stopped)
+    (entry,) = Cache(cache_folder).entries()
+    assert entry.problem == "interrupted"
+    names = packed[:]
+    packed.clear()
+    phases(checkpoint_folder)
+    assert names[0] not in packed
+    assert names[-1] in packed
 
 
 def test_a_conversion_of_a_rewritten_source_is_not_resumed(
