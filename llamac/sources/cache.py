@@ -281,7 +281,8 @@ class Cache:
                 with contextlib.suppress(OSError), self._exclusively(owner) as exclusive:
                     if exclusive is not False:
                         partial.unlink(missing_ok=True)
-                        if "id" not in (self._read_note(self._note(owner)) or {}):
+                        known = self._read_note(self._note(owner))
+                        if self._is_damaged(self._note(owner)) if known is None else "id" not in known:
                             self._remove_model(owner)
 
     def _remove_model(self, key: str) -> None:
@@ -343,7 +344,7 @@ class Cache:
             found.append(Entry(name[1], source, dtype, size, _time_of(note), problem))
         for path in _regular_files(self._models):
             name = _MODEL.fullmatch(path.name)
-            if name and self._read_note(self._note(name[1])) is None and _is_flat(path):
+            if name and self._is_trusted_file(path) and self._is_damaged(self._note(name[1])) and _is_flat(path):
                 found.append(
                     Entry(name[1], "unknown", "unknown", _size_of(path), _time_of(path), "its note is damaged")
                 )
@@ -486,12 +487,25 @@ class Cache:
     def _read_note(self, path: Path) -> dict[str, Any] | None:
         """A note's values; None for anything but a note written by this module."""
         try:
-            with os.fdopen(open_regular(path), "rb") as file:
-                if not self._is_trusted(os.fstat(file.fileno())):
-                    return None
-                return parse_object(file.read(MAX_BYTES), str(path))
+            return self._parse_note(path)
         except (OSError, ExportError):
             return None
+
+    def _is_damaged(self, note: Path) -> bool:
+        """Whether a note is missing or does not parse. One that this process may not or cannot read may be sound."""
+        try:
+            self._parse_note(note)
+        except (FileNotFoundError, ExportError):
+            return True
+        except OSError:
+            pass
+        return False
+
+    def _parse_note(self, path: Path) -> dict[str, Any]:
+        with os.fdopen(open_regular(path), "rb") as file:
+            if not self._is_trusted(os.fstat(file.fileno())):
+                raise PermissionError(errno.EPERM, "the note belongs to an untrusted user", str(path))
+            return parse_object(file.read(MAX_BYTES), str(path))
 
 
 def key_of(digests: Mapping[str, str], *options: str | bool) -> str:

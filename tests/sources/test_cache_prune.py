@@ -17,7 +17,7 @@ from commands import Command, Result
 from llamac.arguments import DType
 from llamac.cli import make_parser
 from llamac.format.cache_folder import default_folder
-from llamac.format.private_files import locked
+from llamac.format.private_files import locked, open_regular
 from llamac.sizes import size_text
 from llamac.sources import cache as cache_module
 from llamac.sources.cache import Cache
@@ -175,6 +175,28 @@ def test_a_model_without_a_readable_note_is_listed_and_deleted(
     assert [(gone.reason, gone.bytes) for gone in filled.prune()] == [(other.problem, other.bytes)]
     assert dtypes(filled) == ["bf16"]
     assert len(list((filled.folder / "models").iterdir())) == 2
+
+
+@pytest.mark.parametrize("kind", [errno.EACCES, errno.EIO, errno.EMFILE])
+def test_a_model_whose_note_cannot_be_read_is_kept(kind: int, filled: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = filled.entries()[0].key
+    old = filled.folder / "models" / f".{key}.{'0' * 16}.{'1' * 16}.partial"
+    old.touch()
+    os.utime(old, (0, 0))
+
+    def refuse(path: Path) -> int:
+        if path.name == f"{key}.json":
+            raise OSError(kind, os.strerror(kind), str(path))
+        return open_regular(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("llamac.sources.cache.open_regular", refuse)
+        assert dtypes(filled) == ["f16", "bf16"]
+        with filled.converting("b" * 64):
+            assert not old.exists()
+        assert filled.prune() == []
+    assert dtypes(filled) == ["q8", "f16", "bf16"]
+    assert filled.path(key).exists()
 
 
 def test_a_running_conversion_is_not_pruned(filled: Cache) -> None:

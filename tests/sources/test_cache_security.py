@@ -154,6 +154,22 @@ def test_a_model_of_an_untrusted_user_is_not_used(suffix: str, checkpoint_folder
 
 
 @AS_ROOT
+@pytest.mark.parametrize("suffixes", [(".bin", ".json"), (".json",), (".bin",)], ids=["both", "note", "model"])
+def test_a_model_of_an_untrusted_user_is_not_pruned(
+    suffixes: tuple[str, ...], checkpoint_folder: Path, cache_folder: Path
+) -> None:
+    phases(checkpoint_folder)
+    (model,) = models_in(cache_folder)
+    for suffix in suffixes:
+        os.chown(model.with_suffix(suffix), STRANGER, STRANGER)
+    assert Cache(cache_folder).prune() == []
+    if ".json" not in suffixes:
+        model.with_suffix(".json").unlink()
+        assert Cache(cache_folder).prune() == []
+    assert model.exists()
+
+
+@AS_ROOT
 def test_a_model_owned_by_the_cache_folders_owner_is_used(checkpoint_folder: Path, cache_folder: Path) -> None:
     """An administrator can share a cache."""
     phases(checkpoint_folder)
