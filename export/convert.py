@@ -342,6 +342,8 @@ def _with_dtype(options: ExportOptions, checkpoint: Checkpoint) -> ExportOptions
     if options.to == "gguf" and (dtype == "auto" or (dtype is None and has_blocks)):
         return replace(options, dtype="auto")
     if dtype == "auto":
+        if options.pure:
+            raise ArgumentError("pure has no effect with dtype 'auto', which chooses each matrix's dtype: name a dtype")
         dtype, others = nearest_dtypes(checkpoint.tensors)
         return replace(options, dtype=dtype, dtype_map=(*options.dtype_map, *others))
     if dtype is None:

@@ -88,7 +88,7 @@ def _check_choices(matrices: Collection[str], dtype: str, pairs: Iterable[tuple[
     for pattern, _ in pairs:
         if not fnmatch.filter(matrices, pattern):
             raise ArgumentError(
-                f"dtype_map: {pattern!r} matches no matrix; the matrices are {', '.join(_name_patterns(matrices))}"
+                f"dtype_map: {pattern!r} matches no matrix; the matrices are {', '.join(name_patterns(matrices))}"
             )
 
 
@@ -167,7 +167,7 @@ def parse_dtype_map(text: str) -> list[tuple[str, str]]:
     return pairs
 
 
-def _name_patterns(names: Iterable[str]) -> list[str]:
+def name_patterns(names: Iterable[str]) -> list[str]:
     """Tensor names with * for layer and expert numbers, without repeats."""
     return list(dict.fromkeys(re.sub(r"\b(layers|experts)\.\d+\.", r"\1.*.", name) for name in names))
 

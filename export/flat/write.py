@@ -19,7 +19,7 @@ from llamac.errors import ArgumentError
 from llamac.export import probes
 from llamac.export.calibrate import calibrate, calibration_sequences, disk_bytes, float_model
 from llamac.export.checkpoint import Checkpoint
-from llamac.export.dtypes import FEW_BITS, choose_dtypes, widen_coarse
+from llamac.export.dtypes import FEW_BITS, choose_dtypes, name_patterns, widen_coarse
 from llamac.export.flat import direct
 from llamac.export.flat.plan import DEFAULT_SECTIONS, Plan, Slot, make_plan, matching_tensors
 from llamac.export.flat.stream import write_file, write_tables
@@ -163,15 +163,26 @@ def _widened(
     checkpoint: Checkpoint, chosen: dict[str, str], quantization: Quantization, progress: Progress, warnings: list[str]
 ) -> dict[str, str]:
     """Every tensor's dtype. A matrix of few bits whose scales would be coarse becomes q8, unless dtype_map names it."""
-    if quantization.calibration_text is not None and not any(dtype in FEW_BITS for dtype in chosen.values()):
-        raise ArgumentError(
-            f"calibrate is for matrices in q4, q4s, q3 and q2; with dtype {quantization.dtype!r} the file has none"
-        )
+    tensors = matching_tensors(checkpoint)
+    if quantization.calibration_text is not None:
+        few = [name for name, dtype in chosen.items() if dtype in FEW_BITS]
+        copied = [name for name in few if tensors[name].has_strips_of(chosen[name])]
+        if not few:
+            raise ArgumentError(
+                f"calibrate is for matrices in q4, q4s, q3 and q2; with dtype {quantization.dtype!r} the file has none"
+            )
+        if copied == few:
+            raise ArgumentError(
+                "calibrate has no effect: all matrices of few bits are copied, because the source has them in the same"
+                " dtypes. Leave it out, or export from the original model"
+            )
+        if copied:
+            warnings.append(f"calibrate has no effect on copied matrices: {', '.join(name_patterns(copied))}")
 
     def is_mapped(name: str) -> bool:
         return any(fnmatchcase(name, pattern) for pattern, _ in quantization.dtype_map)
 
-    found, coarse = widen_coarse(matching_tensors(checkpoint), chosen, is_mapped, progress, quantization.threads)
+    found, coarse = widen_coarse(tensors, chosen, is_mapped, progress, quantization.threads)
     warnings += coarse
     return found
 

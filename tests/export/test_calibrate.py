@@ -312,6 +312,18 @@ def test_calibration_without_4_bit_matrices_is_refused(tmp_path: Path) -> None:
         export(source, tmp_path / "out", to="hf", calibrate="self")
 
 
+def test_calibrating_copied_matrices_is_refused(tmp_path: Path) -> None:
+    source = write_model(tmp_path / "model.bin", checkpoint(llama_config()), "q4")
+    for dtype in ("q4", "auto"):
+        with pytest.raises(ArgumentError, match="calibrate has no effect: all matrices of few bits are copied"):
+            export(source, tmp_path / "out.bin", dtype=dtype, calibrate="self", progress=only_verifying)
+    report = export(source, tmp_path / "out.bin", dtype="q4", dtype_map=[("*.ffn_up.*", "q3")], calibrate="self")
+    assert [text for text in report.warnings if "calibrate" in text] == [
+        "calibrate has no effect on copied matrices: token_embedding.weight, layers.*.attn_q.weight,"
+        " layers.*.attn_k.weight, layers.*.attn_out.weight, layers.*.ffn_gate.weight, layers.*.ffn_down.weight"
+    ]
+
+
 def test_calibrating_on_a_text_needs_a_tokenizer(tmp_path: Path) -> None:
     made = checkpoint(llama_config())
     made.tokenizer = None

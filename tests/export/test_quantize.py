@@ -492,6 +492,9 @@ def test_arguments_without_effect_are_refused(tmp_path: Path) -> None:
     source = write_model(tmp_path / "source.bin", checkpoint(llama_config()))
     with pytest.raises(ArgumentError, match="pure is for dtype q4, q4s, q3, q2 and t2"):
         export(source, tmp_path / "out.bin", dtype="q8", pure=True)
+    few = write_model(tmp_path / "q4.bin", checkpoint(llama_config()), "q4")
+    with pytest.raises(ArgumentError, match="pure has no effect with dtype 'auto'"):
+        export(few, tmp_path / "out.bin", dtype="auto", pure=True)
     with pytest.raises(ArgumentError, match="'q4' is for flat files only: to='hf' takes f32, f16, bf16"):
         export(source, tmp_path / "out", to="hf", dtype="q4")
     with pytest.raises(ArgumentError, match="threads is 0"):
