@@ -243,8 +243,8 @@ def _templates(checkpoint: Checkpoint) -> dict[str, Any]:
     """The chat templates. `GGUFWriter.add_chat_template` would list their names in another order in each process."""
     others = {
         re.sub(r"[^A-Za-z0-9]", "_", name): text
-        for name, text in checkpoint.metadata.get(chat_templates.OTHERS, {}).items()
-        if name and text and isinstance(text, str)
+        for name, text in chat_templates.texts_of(checkpoint.metadata, chat_templates.OTHERS).items()
+        if name and text
     }
     default = others.pop(chat_templates.DEFAULT, checkpoint.chat_template)
     values = {f"{chat_templates.GGUF_KEY}.{name}": text for name, text in others.items()}

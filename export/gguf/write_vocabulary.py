@@ -16,7 +16,7 @@ from llamac.export.gguf.write_keys import add_keys
 from llamac.text.decoding import SPACE_MARK
 from llamac.text.packed import is_packed, rest_of
 from llamac.text.special_tokens import SpecialTokens
-from llamac.text.template_files import GGUF_TOKENS, TOKENS
+from llamac.text.template_files import GGUF_TOKENS, TOKENS, texts_of
 from llamac.text.tokenizer import Tokenizer
 from llamac.text.vocabulary.added import NAMES as TOKEN_NAMES
 from llamac.text.vocabulary.canonical import read_canonical
@@ -71,7 +71,7 @@ def add_tokenizer(writer: Any, checkpoint: Checkpoint, warnings: list[str]) -> N
         special = replace(special, add_bos=False, after_bos=())
     document = read_canonical(data, "the tokenizer")
     values = _values(document, special, spm, checkpoint.config.vocab_size)
-    values |= _named_tokens(checkpoint.metadata.get(TOKENS, {}), values["tokenizer.ggml.tokens"])
+    values |= _named_tokens(texts_of(checkpoint.metadata, TOKENS), values["tokenizer.ggml.tokens"])
     ours = Tokenizer.from_json(data, special)
     added = document["added_tokens"]
     again = _check(ours, added, {**values, "general.name": checkpoint.metadata.get("name", "")}, warnings)
@@ -126,7 +126,7 @@ def _values(document: Json, special: SpecialTokens, spm: bytes | None, vocab_siz
     return {f"tokenizer.ggml.{key}": value for key, value in values.items()}
 
 
-def _named_tokens(named: Mapping[str, object], tokens: Sequence[str]) -> dict[str, int]:
+def _named_tokens(named: Mapping[str, str], tokens: Sequence[str]) -> dict[str, int]:
     """The ids of special tokens that only chat templates refer to by name, such as padding.
 
     A model's own names are left out: its `eot_token` would become one of GGUF's stop tokens.
@@ -136,7 +136,7 @@ def _named_tokens(named: Mapping[str, object], tokens: Sequence[str]) -> dict[st
     return {
         f"tokenizer.ggml.{GGUF_TOKENS.get(role, role)}_token_id": ids[text]
         for role, text in roles.items()
-        if isinstance(text, str) and text in ids and role not in ("bos", "eos")
+        if text in ids and role not in ("bos", "eos")
     }
 
 

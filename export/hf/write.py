@@ -263,8 +263,8 @@ def _texts(checkpoint: Checkpoint, family: Family, dtype: str) -> dict[str, byte
     texts = {name: json.dumps(document, indent=2).encode() + b"\n" for name, document in files.items()}
     if checkpoint.chat_template:
         texts[chat_templates.FILE] = checkpoint.chat_template.encode()
-    for name, template in (checkpoint.metadata.get(chat_templates.OTHERS) or {}).items():
-        if isinstance(template, str) and PLAIN_NAME.fullmatch(name):  # it becomes a file name
+    for name, template in chat_templates.texts_of(checkpoint.metadata, chat_templates.OTHERS).items():
+        if PLAIN_NAME.fullmatch(name):  # it becomes a file name
             texts[f"{chat_templates.FOLDER}/{name}.jinja"] = template.encode()
     return texts | _tokenizer_files(checkpoint)
 
@@ -289,9 +289,9 @@ def _tokenizer_files(checkpoint: Checkpoint) -> dict[str, bytes]:
         "bos_token": names.get(special.bos_id) if special.bos_id is not None else None,
         "eos_token": names.get(special.eos_id) if special.eos_id is not None else None,
     }
-    config |= _named_tokens(checkpoint.metadata.get(chat_templates.TOKENS, {}), document)
-    if chat_templates.RESPONSE in checkpoint.metadata:
-        config[chat_templates.RESPONSE] = checkpoint.metadata[chat_templates.RESPONSE]
+    config |= _named_tokens(chat_templates.texts_of(checkpoint.metadata, chat_templates.TOKENS), document)
+    if (response := checkpoint.metadata.get(chat_templates.RESPONSE)) is not None:
+        config[chat_templates.RESPONSE] = response
     files = {
         "tokenizer.json": json.dumps(document, ensure_ascii=False, indent=1).encode(),
         "tokenizer_config.json": json.dumps(config, ensure_ascii=False, indent=2).encode() + b"\n",
@@ -301,13 +301,13 @@ def _tokenizer_files(checkpoint: Checkpoint) -> dict[str, bytes]:
     return files
 
 
-def _named_tokens(named: Mapping[str, object], document: Json) -> Json:
+def _named_tokens(named: Mapping[str, str], document: Json) -> Json:
     """The entries of tokenizer_config.json for special tokens other than BOS and EOS, such as padding.
 
     transformers adds a token that has a name to the tokenizer, so one that is not among the added tokens gets none.
     """
     added = {entry["content"] for entry in document["added_tokens"]}
-    known = {name: text for name, text in named.items() if isinstance(text, str) and text in added}
+    known = {name: text for name, text in named.items() if text in added}
     standard = {name: known[name] for name in TOKEN_NAMES if name in known and name not in ("bos_token", "eos_token")}
     own = {name: text for name, text in known.items() if name not in TOKEN_NAMES}
     return {**standard, **({"extra_special_tokens": own} if own else {})}

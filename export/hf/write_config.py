@@ -288,6 +288,8 @@ class _Facts:
         if frequencies is None:
             return None, 1.0
         turned = frequencies[frequencies > 0]
+        if not len(turned):
+            return 10000.0, 1.0  # with any base
         factor = shortest(1 / turned[0])
         if len(turned) == 1:
             return None, factor

@@ -43,6 +43,12 @@ CLASS_TOKENS = {
 OTHERS, TOKENS, RESPONSE = "chat_templates", "special_tokens", "response_template"
 
 
+def texts_of(metadata: Mapping[str, Any], key: str) -> dict[str, str]:
+    """The strings of an entry of a flat file's metadata, by name. Other programs write metadata, too."""
+    entries = metadata.get(key)
+    return {name: text for name, text in entries.items() if isinstance(text, str)} if isinstance(entries, dict) else {}
+
+
 class TemplateTexts(NamedTuple):
     """A model's chat templates and the special tokens that they can name.
 

@@ -194,13 +194,25 @@ def test_names_of_chat_templates_are_in_order(tmp_path: Path) -> None:
     assert open_gguf(tmp_path / "m.gguf").values["tokenizer.chat_templates"] == list("acegh")
 
 
+def test_templates_whose_names_become_the_same_are_named(tmp_path: Path) -> None:
+    source = read_flat(built_in("stories"))
+    source.metadata |= {"chat_templates": {"a b": "one", "a-b": "two"}}
+    warnings: list[str] = []
+    write_gguf(source, tmp_path / "m.gguf", "f16", warnings)
+    assert warnings == [
+        "a GGUF file has no place for chat templates with the names 'a b'",
+        "a GGUF file has no place for the names 'a-b', and stores these chat templates under other names",
+    ]
+
+
 def test_what_a_file_does_not_hold_is_named(tmp_path: Path) -> None:
     source = read_flat(built_in("stories"))
     source.metadata |= {"chat_templates": {"tool use": "{{ tools }}"}, "response_template": {"fields": {}}}
     source.metadata |= {"generation": {"typical_p": 0.9, "top_p": 0.9}}
     warnings: list[str] = []
     write_gguf(source, tmp_path / "m.gguf", "f16", warnings)
-    lost = ("chat templates with the names 'tool use'", "the format of answers (response_template)")
+    renamed = "the names 'tool use', and stores these chat templates under other names"
+    lost = (renamed, "the format of answers (response_template)")
     assert warnings == [f"a GGUF file has no place for {part}" for part in (*lost, "the recommended typical_p")]
 
 

@@ -27,6 +27,7 @@ from golden.tiny_checkpoints import changed, tensors, write_checkpoint, write_co
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export.checkpoint import Checkpoint, LazyTensor
 from llamac.export.convert import export
+from llamac.export.gguf.write import write_gguf
 from llamac.export.hf import model as hf
 from llamac.export.hf.write import write_hf
 from llamac.export.hf.write_config import config_differences
@@ -122,6 +123,7 @@ def test_transformers_computes_the_same_bits(name: str, tmp_path: Path) -> None:
 OF_SCALED_ROPE = ("exaone", "phi3", "ministral3", "hunyuan_v1_dense", "cwm", "apertus")
 MADE = ["llama", "llama-linear", "gpt2", "phi3-rope_scaling"]
 MADE += [name for name in BASES if name not in OF_SCALED_ROPE] + ["hunyuan_v1_dense-rope_scaling"]
+MADE += ["gemma4_unified_text-nothing_rotates"]
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -336,6 +338,31 @@ def test_what_a_directory_does_not_hold_is_named(tmp_path: Path) -> None:
         " renders other prompts",
         "a Hugging Face directory has no place for the recommended xtc_probability",
     ]
+
+
+@pytest.mark.parametrize("name", ["special_tokens", "chat_templates", "response_template"])
+@pytest.mark.parametrize("wrong", [None, ["x"], "x"])
+def test_metadata_of_another_form_are_left_out(name: str, wrong: object, tmp_path: Path) -> None:
+    """Other programs write metadata, too."""
+    made = with_tokenizer(load_vocabulary(bpe_source(tmp_path / "tokenizer")))
+    made = replace(made, chat_template="{{ pad_token }}")
+    made.metadata[name] = wrong
+    warnings: list[str] = []
+    write_hf(made, tmp_path / "hf", "f32", warnings=warnings)
+    write_gguf(made, tmp_path / "m.gguf", "f32", warnings)
+    is_named = name == "response_template" and wrong is not None
+    assert [text for text in warnings if "has no place for" in text] == [
+        f"{kind} has no place for the format of answers (response_template)"
+        for kind in ("a Hugging Face directory", "a GGUF file")
+        if is_named
+    ]
+
+
+def test_frequencies_of_zero_are_written_without_a_config(tmp_path: Path) -> None:
+    made = hf.read(make_folder(tmp_path, "gemma4_unified_text-nothing_rotates"), [])
+    del made.metadata["config"]
+    write_hf(made, tmp_path / "again", "f32")
+    assert_same(hf.read(tmp_path / "again", []), made)
 
 
 def test_named_chat_templates_are_written_if_their_names_can_be_files(tmp_path: Path) -> None:
