@@ -381,7 +381,7 @@ def _rope_kind(layer: LayerConfig, ropes: Mapping[str, RopeParameters]) -> str:
 def _not_applied(keys: Keys, family: Family) -> list[str]:
     """Warnings about keys that transformers ignores, too, although they describe another attention."""
     return [
-        f"config.json has {key}, which llamac does not apply, as transformers does not"
+        f"config.json has {key}, which llamac ignores, as transformers does"
         for key in (*NOT_APPLIED, *ROPE_NOT_APPLIED)
         if key in family.harmless and keys.value(key) is not None
     ]
