@@ -74,7 +74,7 @@ def check_symbols(prefix: Path) -> None:
 def compile_as_documented(work: Path, line: int) -> list[str]:
     """Run the export line of docs/c.md and one of its compiler lines. Returns the program's command."""
     lines = re.findall(r"^    ((?:export|cc) .*)$", (ROOT / "docs" / "c.md").read_text(), re.MULTILINE)
-    strict = f'cc() {{ {os.environ.get("CC", "cc")} -std=c11 -Wall -Wextra -Wpedantic -Werror "$@"; }}'
+    strict = f'cc() {{ command {os.environ.get("CC", "cc")} -std=c11 -Wall -Wextra -Wpedantic -Werror "$@"; }}'
     folder = work / "documented"
     folder.mkdir(exist_ok=True)
     shutil.copy(EXAMPLES / "generate.c", folder)
