@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import coverage
 import pytest
 
-MOST = 4  # consecutive cases without a new branch
+MOST = 8  # consecutive cases without a new branch
 without: Counter[str] = Counter()  # for each test, how many consecutive cases have just taken no new branch
 
 

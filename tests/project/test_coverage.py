@@ -121,10 +121,10 @@ def test_branches_are_counted_until_the_cases_of_a_test_take_no_new_ones(tmp_pat
     (tmp_path / "test_cases.py").write_text(
         "import pytest\n"
         "def traced(case, branch): pass\n"
-        "@pytest.mark.parametrize('case', range(8))\n"
-        "def test_a(case): traced(case, 'abaaaacd'[case])\n"
-        "@pytest.mark.parametrize('case', range(20, 26))\n"
-        "def test_b(case): traced(case, 'ababcc'[case - 20])\n"
+        "@pytest.mark.parametrize('case', range(12))\n"
+        "def test_a(case): traced(case, 'abaaaaaaaacd'[case])\n"
+        "@pytest.mark.parametrize('case', range(20, 30))\n"
+        "def test_b(case): traced(case, 'ababababcc'[case - 20])\n"
         "def test_c(): traced(40, 'e')\n"
     )
     program = (
@@ -138,8 +138,8 @@ def test_branches_are_counted_until_the_cases_of_a_test_take_no_new_ones(tmp_pat
     environment.pop("PYTEST_ADDOPTS", None)
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    # test_a takes new branches in its cases 0 and 1, then none in four; test_b none in its first four
-    expected = ["seen", "0", *map(str, (*range(6), *range(20, 24), 40)), "saved"]
+    # test_a takes new branches in its cases 0 and 1, then none in eight; test_b none in its first eight
+    expected = ["seen", "0", *map(str, (*range(10), *range(20, 28), 40)), "saved"]
     assert done.stdout.splitlines()[-1].split() == expected, done.stdout + done.stderr
 
 
